@@ -1,0 +1,125 @@
+// What moves bytes: exports, imports and copies memory, and orders that work on queues.
+//
+// An engine knows no ranks and no c10d. The host engine executes a program on the calling thread;
+// a GPU engine enqueues it on a stream and returns. The transport writes the same program for both.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace pg_sdma {
+
+// A 64-bit counter on the control page. Counters only grow and never wrap (HIP compares unsigned).
+using Counter = std::atomic<uint64_t>;
+static_assert(sizeof(Counter) == 8 && Counter::is_always_lock_free);
+
+// Where a tensor lies, as peers are told: an export of its owner and an offset into it.
+struct Place {
+  uint64_t export_id = 0;
+  uint64_t offset = 0;
+};
+
+// How a peer opens an export: plain bytes that travel through the control page.
+struct Ticket {
+  uint64_t export_id = 0;
+  uint64_t bytes = 0;  // length of the exported range; peers refuse places that leave it
+  // 0: the handle says all; otherwise so many descriptors follow over the group's socket.
+  uint32_t descriptors = 0;
+  uint32_t reserved = 0;
+  std::array<unsigned char, 64> handle{};
+};
+
+// A peer's export as this process reaches it. `space` tells address spaces apart where addresses
+// alone do not (the host engine's process id); the GPU engines map and leave it 0.
+struct Mapping {
+  uint64_t space = 0;
+  uintptr_t base = 0;
+  uint64_t bytes = 0;
+};
+
+// One step of a program. Steps run in order.
+struct Step {
+  enum class Kind : uint8_t { kWait, kWrite, kCopy } kind;
+  Counter* counter = nullptr;  // kWait: until *counter >= value; kWrite: *counter = value
+  uint64_t value = 0;
+  void* destination = nullptr;  // kCopy
+  uint64_t space = 0;           // address space of `source`, 0 for this process
+  uintptr_t source = 0;
+  size_t bytes = 0;
+
+  static Step wait(Counter& counter, uint64_t value) {
+    return {Kind::kWait, &counter, value, nullptr, 0, 0, 0};
+  }
+  static Step write(Counter& counter, uint64_t value) {
+    return {Kind::kWrite, &counter, value, nullptr, 0, 0, 0};
+  }
+  static Step copy(void* destination, uint64_t space, uintptr_t source, size_t bytes) {
+    return {Kind::kCopy, nullptr, 0, destination, space, source, bytes};
+  }
+};
+using Program = std::vector<Step>;
+
+// Why a piece of memory cannot be exported or opened here. The call then takes the inner.
+class CannotShare : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// How an engine that runs programs on the calling thread sleeps on the control page and tells
+// sleeping peers. `wait` throws when the wait cannot end (peer gone, timeout, abort).
+class Waiter {
+ public:
+  virtual ~Waiter() = default;
+  virtual void wait(Counter& counter, uint64_t value) = 0;
+  virtual void wrote() = 0;
+};
+
+// An in-order queue of one group, with the point its last program ends at.
+class Queue {
+ public:
+  virtual ~Queue() = default;
+  // Later programs start after all that the caller's current stream holds now.
+  virtual void follow_caller() = 0;
+  virtual void run(const Program& program, Waiter& waiter) = 0;
+  // The caller's current stream continues only after the programs run so far.
+  virtual void caller_follows() = 0;
+  // A marker of the programs run so far, for an asynchronous Work.
+  class Marker {
+   public:
+    virtual ~Marker() = default;
+    virtual bool passed() = 0;
+    virtual void caller_follows() = 0;
+  };
+  virtual std::shared_ptr<Marker> mark() = 0;
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  virtual std::string name() const = 0;
+
+  // False: a program has run when Queue::run returns, and data is ready once it is published.
+  virtual bool stream_ordered() const = 0;
+
+  // Makes [data, data + bytes) reachable for peers. Throws CannotShare.
+  virtual Place publish(const void* data, size_t bytes) = 0;
+  virtual Ticket ticket(uint64_t export_id) = 0;
+  // Opens a peer's export; `identity` is what the peer's engine gave as identity(). Throws
+  // CannotShare.
+  virtual Mapping open(const std::string& identity, const Ticket& ticket) = 0;
+  virtual void close(const Mapping& mapping) = 0;
+
+  // What peers must know of this engine to open its exports (the host engine: its process id).
+  virtual std::string identity() const = 0;
+
+  virtual std::unique_ptr<Queue> queue() = 0;
+};
+
+}  // namespace pg_sdma
