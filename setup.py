@@ -23,7 +23,7 @@ except ImportError as error:
 ROOT = Path(__file__).parent
 SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp"))
 
-flags = ["-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+flags = ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
 link = []
 if sanitizer := os.environ.get("PG_SDMA_SANITIZE"):
     flags += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer"]
