@@ -107,6 +107,8 @@ class Engine {
 
   // False: a program has run when Queue::run returns, and data is ready once it is published.
   virtual bool stream_ordered() const = 0;
+  // True: peers' exports must be opened before use, and opening may be refused.
+  virtual bool opens_exports() const = 0;
 
   // Makes [data, data + bytes) reachable for peers. Throws CannotShare.
   virtual Place publish(const void* data, size_t bytes) = 0;

@@ -1,0 +1,284 @@
+#include "transport/control_page.h"
+
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <climits>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace pg_sdma {
+namespace {
+
+constexpr uint64_t kMagic = 0x70675f73646d6131;  // "pg_sdma1"
+constexpr size_t kLine = 64;
+
+// Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps the
+// slot, finds out by the number, and throws the torn copy away.
+constexpr size_t words(size_t bytes) { return (bytes + 7) / 8; }
+
+template <class T>
+struct alignas(kLine) Slot {
+  Counter number{0};
+  std::array<Counter, words(sizeof(T))> payload{};
+
+  void write(const T& value) {
+    std::array<uint64_t, words(sizeof(T))> raw{};
+    std::memcpy(raw.data(), &value, sizeof(T));
+    for (size_t i = 0; i < raw.size(); ++i) payload[i].store(raw[i], std::memory_order_relaxed);
+  }
+  void read(T& value) const {
+    std::array<uint64_t, words(sizeof(T))> raw;
+    for (size_t i = 0; i < raw.size(); ++i) raw[i] = payload[i].load(std::memory_order_relaxed);
+    std::memcpy(static_cast<void*>(&value), raw.data(), sizeof(T));
+  }
+};
+
+// What the CPU writes and what the engine writes lie on lines of their own.
+struct RankLines {
+  alignas(kLine) Counter acknowledged{0};
+  Counter consumed{0};
+  std::atomic<uint32_t> bell{0};
+  std::atomic<uint32_t> sleepers{0};
+  std::atomic<uint32_t> departed{0};
+  alignas(kLine) Counter ready{0};
+  alignas(kLine) Counter done{0};
+};
+
+struct FaultText {
+  char text[1016];
+};
+
+long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const timespec* limit) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, limit, nullptr, 0);
+}
+
+uint64_t random_nonce() {
+  uint64_t nonce = 0;
+  if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) {
+    throw std::system_error(errno, std::generic_category(), "getrandom");
+  }
+  return nonce;
+}
+
+}  // namespace
+
+struct ControlPage::Layout {
+  uint64_t magic;
+  uint64_t nonce;
+  uint64_t world;
+  uint64_t ring;
+  Counter fault_claim;  // 1 + reporter of the fault whose text is being written
+  Slot<FaultText> fault;
+  // Followed by: RankLines[world], Counter verdict[ring], Slot<CallRecord>[world][ring],
+  // Slot<Ticket>[world][kTickets], each from a new cache line.
+
+  struct Offsets {
+    size_t lines, verdicts, records, tickets, end;
+    Offsets(size_t world, size_t ring) {
+      const auto align = [](size_t n) { return (n + kLine - 1) / kLine * kLine; };
+      lines = align(sizeof(Layout));
+      verdicts = align(lines + world * sizeof(RankLines));
+      records = align(verdicts + ring * sizeof(Counter));
+      tickets = align(records + world * ring * sizeof(Slot<CallRecord>));
+      end = align(tickets + world * kTickets * sizeof(Slot<Ticket>));
+    }
+  };
+
+  template <class T>
+  T* at(size_t offset) {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(this) + offset);
+  }
+  RankLines& of(int rank) { return at<RankLines>(Offsets(world, ring).lines)[rank]; }
+  Counter& verdict(uint64_t slot) { return at<Counter>(Offsets(world, ring).verdicts)[slot]; }
+  Slot<CallRecord>& record(int rank, uint64_t slot) {
+    return at<Slot<CallRecord>>(Offsets(world, ring).records)[rank * ring + slot];
+  }
+  Slot<Ticket>& ticket(int rank, uint64_t export_id) {
+    return at<Slot<Ticket>>(Offsets(world, ring).tickets)[rank * kTickets + export_id % kTickets];
+  }
+};
+
+size_t ControlPage::bytes(int world, uint64_t ring) {
+  return Layout::Offsets(static_cast<size_t>(world), ring).end;
+}
+
+ControlPage::ControlPage(int descriptor, int world, uint64_t ring)
+    : size_(bytes(world, ring)), descriptor_(descriptor), world_(world), ring_(ring) {
+  base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (base_ == MAP_FAILED) {
+    const int error = errno;
+    ::close(descriptor);
+    throw std::system_error(error, std::generic_category(), "mmap of the control page");
+  }
+}
+
+ControlPage ControlPage::create(int world, uint64_t ring) {
+  const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC);
+  if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
+  // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later.
+  const auto size = static_cast<off_t>(bytes(world, ring));
+  if (const int error = posix_fallocate(descriptor, 0, size)) {
+    ::close(descriptor);
+    throw std::system_error(error, std::generic_category(), "allocating the control page");
+  }
+  ControlPage page(descriptor, world, ring);
+  // The file reads as zeros, which is the initial state of everything but the header.
+  Layout& layout = page.layout();
+  layout.magic = kMagic;
+  layout.nonce = random_nonce();
+  layout.world = static_cast<uint64_t>(world);
+  layout.ring = ring;
+  return page;
+}
+
+ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring) {
+  const std::string path =
+      "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+  const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (own < 0) throw std::system_error(errno, std::generic_category(), "opening " + path);
+  struct stat status {};
+  if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) != bytes(world, ring)) {
+    ::close(own);
+    throw std::runtime_error(path + " is not the control page: wrong size");
+  }
+  ControlPage page(own, world, ring);
+  const Layout& layout = page.layout();
+  if (layout.magic != kMagic || layout.nonce != nonce) {
+    throw std::runtime_error(path + " is not the control page: wrong nonce");
+  }
+  page.close_descriptor();
+  return page;
+}
+
+ControlPage::ControlPage(ControlPage&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)),
+      size_(other.size_),
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      world_(other.world_),
+      ring_(other.ring_) {}
+
+ControlPage::~ControlPage() {
+  close_descriptor();
+  if (base_ != nullptr) munmap(base_, size_);
+}
+
+void ControlPage::close_descriptor() {
+  if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));
+}
+
+uint64_t ControlPage::nonce() const { return layout().nonce; }
+
+uint64_t ControlPage::verdict(uint64_t slot) const { return layout().verdict(slot).load(); }
+
+bool ControlPage::swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired) {
+  return layout().verdict(slot).compare_exchange_strong(expected, desired);
+}
+
+uint64_t ControlPage::record_number(int rank, uint64_t slot) const {
+  return layout().record(rank, slot).number.load();
+}
+
+void ControlPage::hide_record(int rank, uint64_t slot) {
+  layout().record(rank, slot).number = 0;
+  std::atomic_thread_fence(std::memory_order_release);
+}
+
+void ControlPage::show_record(int rank, uint64_t slot, uint64_t number, const CallRecord& record) {
+  auto& place = layout().record(rank, slot);
+  place.write(record);
+  place.number = number;
+}
+
+void ControlPage::copy_record(int rank, uint64_t slot, CallRecord& into) const {
+  layout().record(rank, slot).read(into);
+  std::atomic_thread_fence(std::memory_order_acquire);
+}
+
+uint64_t ControlPage::acknowledged(int rank) const { return layout().of(rank).acknowledged; }
+void ControlPage::acknowledge(int rank, uint64_t number) {
+  layout().of(rank).acknowledged = number;
+}
+uint64_t ControlPage::consumed(int rank) const { return layout().of(rank).consumed; }
+void ControlPage::consume(int rank, uint64_t number) { layout().of(rank).consumed = number; }
+void ControlPage::depart(int rank) {
+  layout().of(rank).departed = 1;
+  ring_bell(rank);
+}
+bool ControlPage::departed(int rank) const { return layout().of(rank).departed != 0; }
+
+Counter& ControlPage::ready(int rank) { return layout().of(rank).ready; }
+Counter& ControlPage::done(int rank) { return layout().of(rank).done; }
+
+void ControlPage::post_ticket(int rank, const Ticket& ticket) {
+  auto& slot = layout().ticket(rank, ticket.export_id);
+  slot.number = 0;
+  slot.write(ticket);
+  slot.number = ticket.export_id;
+}
+
+bool ControlPage::find_ticket(int rank, uint64_t export_id, Ticket& into) const {
+  const auto& slot = layout().ticket(rank, export_id);
+  if (slot.number != export_id) return false;
+  slot.read(into);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  return slot.number == export_id;
+}
+
+bool ControlPage::set_fault(int reporter, const std::string& text) {
+  uint64_t nobody = 0;
+  if (!layout().fault_claim.compare_exchange_strong(nobody, 1 + static_cast<uint64_t>(reporter))) {
+    return false;
+  }
+  FaultText fault{};
+  text.copy(fault.text, sizeof fault.text - 1);
+  layout().fault.write(fault);
+  layout().fault.number = 1;
+  ring_all();
+  return true;
+}
+
+bool ControlPage::faulted() const { return layout().fault_claim != 0; }
+
+std::string ControlPage::fault() const {
+  // The text follows the claim at once, unless its writer died between the two.
+  for (int i = 0; i < 1000 && layout().fault.number == 0; ++i) usleep(10);
+  if (layout().fault.number == 0) {
+    return "rank " + std::to_string(layout().fault_claim - 1) + " reported a fault and died";
+  }
+  FaultText fault{};
+  layout().fault.read(fault);
+  return fault.text;
+}
+
+void ControlPage::ring_bell(int rank) {
+  RankLines& lines = layout().of(rank);
+  lines.bell.fetch_add(1);
+  if (lines.sleepers.load() != 0) futex(&lines.bell, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+void ControlPage::ring_all() {
+  for (int rank = 0; rank < world_; ++rank) ring_bell(rank);
+}
+
+uint32_t ControlPage::bell(int rank) const { return layout().of(rank).bell.load(); }
+
+void ControlPage::sleep(int rank, uint32_t heard, std::chrono::microseconds limit) {
+  RankLines& lines = layout().of(rank);
+  const auto us = limit.count();
+  const timespec timeout{us / 1000000, us % 1000000 * 1000};
+  lines.sleepers.fetch_add(1);
+  futex(&lines.bell, FUTEX_WAIT, heard, &timeout);
+  lines.sleepers.fetch_sub(1);
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,106 @@
+// The control page: host shared memory of one group. Records, counters and verdicts live here; every
+// rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <string>
+
+#include "engine/engine.h"
+#include "transport/agree.h"
+
+namespace pg_sdma {
+
+// Tensors that one numbered operation carries at most; a longer coalesced call is several operations.
+constexpr int kMaxTensors = 64;
+
+// One rank's account of operation k, as its peers see it.
+struct CallRecord {
+  CallSummary summary;
+  uint32_t tensors = 0;
+  char operation[40] = {};
+  char dtype[20] = {};
+  uint64_t output_bytes = 0;
+  union {
+    std::array<Place, kMaxTensors> places{};  // kShareable
+    char why[256];                            // kUnshareable, kInvalid
+  };
+};
+
+// How long a host waits, and for what it gives up early.
+using Clock = std::chrono::steady_clock;
+
+class ControlPage {
+ public:
+  static constexpr int kTickets = 128;  // exports of one rank that its peers can look up at a time
+
+  static size_t bytes(int world, uint64_t ring);
+
+  // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor().
+  static ControlPage create(int world, uint64_t ring);
+  // Maps the page that process `pid` holds open as `descriptor`. Throws std::runtime_error with the
+  // reason when it cannot, or when it is not the page whose nonce is `nonce`.
+  static ControlPage attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring);
+
+  ControlPage(ControlPage&& other) noexcept;
+  ControlPage& operator=(ControlPage&&) = delete;
+  ~ControlPage();
+
+  int descriptor() const { return descriptor_; }
+  uint64_t nonce() const;
+  void close_descriptor();
+  void* data() const { return base_; }
+  size_t size() const { return size_; }
+
+  // -- the single accesses that Agreement takes
+  uint64_t verdict(uint64_t slot) const;
+  bool swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired);
+  uint64_t record_number(int rank, uint64_t slot) const;
+  void hide_record(int rank, uint64_t slot);
+  void show_record(int rank, uint64_t slot, uint64_t number, const CallRecord& record);
+  void copy_record(int rank, uint64_t slot, CallRecord& into) const;
+  uint64_t acknowledged(int rank) const;
+  void acknowledge(int rank, uint64_t number);
+  uint64_t consumed(int rank) const;
+  void consume(int rank, uint64_t number);
+
+  // -- a rank that has left the group, and so will never act again
+  void depart(int rank);
+  bool departed(int rank) const;
+
+  // -- counters of the data path, written by the engine
+  Counter& ready(int rank);
+  Counter& done(int rank);
+
+  // -- tickets of one rank's exports, found by export id
+  void post_ticket(int rank, const Ticket& ticket);
+  // False when the owner has replaced the ticket.
+  bool find_ticket(int rank, uint64_t export_id, Ticket& into) const;
+
+  // -- the sticky fault: set once, by the first rank that sees the group broken. Later ones lose.
+  bool set_fault(int reporter, const std::string& text);
+  bool faulted() const;
+  std::string fault() const;
+
+  // -- sleeping. A rank rings its own bell after each of its own acts, and everybody's after a
+  // verdict that others do not find out from acknowledgements.
+  void ring_bell(int rank);
+  void ring_all();
+  uint32_t bell(int rank) const;
+  // Sleeps until rank's bell differs from `heard` or `limit` passes.
+  void sleep(int rank, uint32_t heard, std::chrono::microseconds limit);
+
+ private:
+  struct Layout;
+  ControlPage(int descriptor, int world, uint64_t ring);
+  Layout& layout() const { return *static_cast<Layout*>(base_); }
+
+  void* base_ = nullptr;
+  size_t size_ = 0;
+  int descriptor_ = -1;
+  int world_ = 0;
+  uint64_t ring_ = 0;
+};
+
+}  // namespace pg_sdma

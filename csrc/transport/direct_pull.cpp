@@ -1,0 +1,364 @@
+#include "transport/direct_pull.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <sstream>
+#include <utility>
+
+namespace pg_sdma {
+namespace {
+
+// While a peer lags behind after a late verdict, waiting the full patience at every operation would
+// only make this rank late as well.
+constexpr std::chrono::microseconds kShortPatience{50};
+
+// How often a sleeping rank looks whether the one it waits for still lives.
+constexpr std::chrono::milliseconds kLook{50};
+
+// FNV-1a over words: equal calls hash alike on every rank, and a mismatch is told by the records.
+class Fingerprint {
+ public:
+  void add(uint64_t value) {
+    for (int i = 0; i < 8; ++i, value >>= 8) hash_ = (hash_ ^ (value & 0xff)) * 0x100000001b3;
+  }
+  void add(const std::string& text) {
+    for (const char c : text) hash_ = (hash_ ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+    add(text.size());
+  }
+  uint64_t value() const { return hash_; }
+
+ private:
+  uint64_t hash_ = 0xcbf29ce484222325;
+};
+
+template <size_t N>
+void put(char (&field)[N], const std::string& text) {
+  std::snprintf(field, N, "%s", text.c_str());
+}
+
+std::string told(const CallRecord& record) {
+  if (record.summary.state == CallState::kInvalid) return std::string("bad arguments: ") + record.why;
+  std::ostringstream text;
+  text << record.operation << " of " << record.tensors << " " << record.dtype
+       << (record.tensors == 1 ? " tensor" : " tensors") << ", " << record.output_bytes
+       << " bytes of output";
+  return text.str();
+}
+
+}  // namespace
+
+uint64_t Call::output_bytes() const {
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes * piece.outputs.size();
+  return bytes;
+}
+
+// The page as Agreement sees it: copies records where they are needed and rings who may sleep.
+class DirectPull::PageView {
+ public:
+  explicit PageView(DirectPull& self) : self_(self), page_(self.page_) {}
+
+  uint64_t verdict(uint64_t slot) { return page_.verdict(slot); }
+  bool swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired) {
+    const bool first = page_.swap_verdict(slot, expected, desired);
+    // Who waits for the last acknowledgement hears its bell, and finds out "direct" by itself.
+    if (first && Verdict::unpack(desired).outcome != Outcome::kDirect) page_.ring_all();
+    return first;
+  }
+  uint64_t record_number(int rank, uint64_t slot) { return page_.record_number(rank, slot); }
+  CallSummary copy_record(int rank, uint64_t slot) {
+    page_.copy_record(rank, slot, self_.records_[rank]);
+    return self_.records_[rank].summary;
+  }
+  void hide_record(int rank, uint64_t slot) { page_.hide_record(rank, slot); }
+  void show_record(int rank, uint64_t slot, uint64_t number) {
+    page_.show_record(rank, slot, number, self_.own_);
+    if (self_.engine_->opens_exports()) page_.ring_bell(rank);  // else acknowledge() follows at once
+  }
+  uint64_t acknowledged(int rank) { return page_.acknowledged(rank); }
+  void acknowledge(int rank, uint64_t number) {
+    page_.acknowledge(rank, number);
+    page_.ring_bell(rank);
+  }
+  uint64_t consumed(int rank) { return page_.consumed(rank); }
+  void consume(int rank, uint64_t number) {
+    page_.consume(rank, number);
+    page_.ring_bell(rank);
+  }
+
+ private:
+  DirectPull& self_;
+  ControlPage& page_;
+};
+
+// How the host engine waits for a peer's counter.
+class DirectPull::HostWaiter final : public Waiter {
+ public:
+  HostWaiter(DirectPull& self, const Call& call)
+      : self_(self), call_(call), deadline_(Clock::now() + call.timeout) {}
+
+  void wait(Counter& counter, uint64_t value) override {
+    const int rank = owner(counter);
+    for (;;) {
+      const uint32_t heard = self_.page_.bell(rank);
+      if (counter.load() >= value) return;
+      if (Clock::now() >= deadline_) {
+        self_.fail(self_.who_is_missing(call_, rank, "has not finished reading"));
+      }
+      self_.await(rank, heard, deadline_);
+    }
+  }
+  void wrote() override { self_.page_.ring_bell(self_.options_.rank); }
+
+ private:
+  int owner(const Counter& counter) const {
+    int rank = 0;
+    while (&self_.page_.done(rank) != &counter && &self_.page_.ready(rank) != &counter) ++rank;
+    return rank;
+  }
+
+  DirectPull& self_;
+  const Call& call_;
+  const Deadline deadline_;
+};
+
+DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlPage page,
+                       std::vector<std::string> identities, std::unique_ptr<Peers> peers)
+    : options_(std::move(options)),
+      engine_(std::move(engine)),
+      page_(std::move(page)),
+      identities_(std::move(identities)),
+      peers_(std::move(peers)),
+      queue_(engine_->queue()),
+      records_(options_.world),
+      imports_(options_.world) {}
+
+DirectPull::~DirectPull() {
+  page_.depart(options_.rank);
+  for (auto& exports : imports_) {
+    for (const auto& [id, mapping] : exports) engine_->close(mapping);
+  }
+}
+
+Decision DirectPull::agree(const Call& call) {
+  check_fault();
+  own_ = describe(call);
+  Agreement<PageView> agreement(options_.rank, options_.world, options_.ring,
+                                engine_->opens_exports());
+  agreement.start(++number_, own_.summary);
+
+  PageView view(*this);
+  using Progress = Agreement<PageView>::Progress;
+  const Deadline timeout = Clock::now() + call.timeout;
+  const bool patient = options_.patience.count() == 0;
+  Deadline deadline = patient ? timeout : Clock::now() + patience();
+  std::string why_not;
+  std::string error;
+  for (;;) {
+    const uint32_t heard = page_.bell(agreement.waiting_for());
+    const Progress progress = agreement.step(view);
+    if (progress == Progress::kDone) break;
+    if (progress == Progress::kOpen) {
+      agreement.opened(open_exports(why_not));
+    } else if (progress == Progress::kBlocked) {
+      if (Clock::now() < deadline) {
+        await(agreement.waiting_for(), heard, deadline);
+      } else if (deadline == timeout) {
+        fail(who_is_missing(call, agreement.waiting_for(), "has not made this call"));
+      } else if (!agreement.give_up()) {
+        deadline = timeout;
+      }
+    }
+    // The records that explain an error may be reused once this rank has consumed it.
+    if (agreement.verdict().outcome == Outcome::kError && error.empty()) {
+      error = explain_error(agreement.verdict());
+    }
+  }
+
+  const Verdict& verdict = agreement.verdict();
+  last_was_late_ = verdict.outcome == Outcome::kLate;
+  const std::string culprit = "rank " + std::to_string(verdict.rank);
+  switch (verdict.outcome) {
+    case Outcome::kDirect:
+      return {true, ""};
+    case Outcome::kError:
+      throw BadCall(error);
+    case Outcome::kLate:
+      return {false, "late"};
+    default:
+      if (!call.invalid.empty()) throw BadCall(call.invalid);
+      return {false, why_not.empty() ? "memory that cannot be shared" : why_not};
+  }
+}
+
+void DirectPull::carry(const Call& call) {
+  const int rank = options_.rank;
+  const int world = options_.world;
+  program_.clear();
+  if (engine_->stream_ordered()) program_.push_back(Step::write(page_.ready(rank), number_));
+  // Starting at the next rank spreads the load: no two ranks begin at the same peer.
+  for (int i = 1; i < world; ++i) {
+    const int peer = (rank + i) % world;
+    if (engine_->stream_ordered()) program_.push_back(Step::wait(page_.ready(peer), number_));
+    for (size_t t = 0; t < call.pieces.size(); ++t) {
+      const Piece& piece = call.pieces[t];
+      if (piece.bytes == 0) continue;
+      const Place& place = records_[peer].places[t];
+      const Mapping& from = mapping(peer, place.export_id);
+      program_.push_back(
+          Step::copy(piece.outputs[peer], from.space, from.base + place.offset, piece.bytes));
+    }
+  }
+  program_.push_back(Step::write(page_.done(rank), number_));
+  for (const Piece& piece : call.pieces) {
+    if (piece.bytes == 0 || piece.outputs[rank] == piece.input) continue;
+    program_.push_back(Step::copy(piece.outputs[rank], 0, reinterpret_cast<uintptr_t>(piece.input),
+                                  piece.bytes));
+  }
+  for (int i = 1; i < world; ++i) {
+    program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
+  }
+  HostWaiter waiter(*this, call);
+  try {
+    queue_->run(program_, waiter);
+  } catch (const GroupFault&) {
+    throw;
+  } catch (const std::exception& error) {
+    // Peers count on this rank after a direct verdict: it cannot just leave.
+    fail("rank " + std::to_string(rank) + ": " + call.operation + " (operation " +
+         std::to_string(number_) + " of group " + options_.group + "): " + error.what());
+  }
+}
+
+void DirectPull::abort(const std::string& why) {
+  why_aborted_ = why;
+  aborted_ = true;
+  page_.set_fault(options_.rank, why);
+  page_.ring_all();
+}
+
+CallRecord DirectPull::describe(const Call& call) {
+  CallRecord record;
+  put(record.operation, call.operation);
+  put(record.dtype, call.dtype);
+  record.tensors = static_cast<uint32_t>(call.pieces.size());
+  record.output_bytes = call.output_bytes();
+  if (!call.invalid.empty()) {
+    record.summary.state = CallState::kInvalid;
+    put(record.why, call.invalid);
+    return record;
+  }
+  Fingerprint fingerprint;
+  fingerprint.add(call.operation);
+  fingerprint.add(call.dtype);
+  for (const Piece& piece : call.pieces) fingerprint.add(piece.bytes);
+  record.summary.signature = fingerprint.value();
+  try {
+    for (size_t t = 0; t < call.pieces.size(); ++t) {
+      const Piece& piece = call.pieces[t];
+      if (piece.bytes > 0) record.places[t] = engine_->publish(piece.input, piece.bytes);
+    }
+  } catch (const CannotShare& error) {
+    record.summary.state = CallState::kUnshareable;
+    put(record.why, error.what());
+  }
+  return record;
+}
+
+bool DirectPull::open_exports(std::string& why_not) {
+  try {
+    for (int peer = 0; peer < options_.world; ++peer) {
+      if (peer == options_.rank) continue;
+      for (uint32_t t = 0; t < records_[peer].tensors; ++t) {
+        const Place& place = records_[peer].places[t];
+        const Mapping& found = mapping(peer, place.export_id);
+        if (place.offset > found.bytes) throw CannotShare("a tensor outside of its export");
+      }
+    }
+    return true;
+  } catch (const CannotShare& error) {
+    why_not = error.what();
+    return false;
+  }
+}
+
+const Mapping& DirectPull::mapping(int peer, uint64_t export_id) {
+  auto& known = imports_[peer];
+  const auto found = known.find(export_id);
+  if (found != known.end()) return found->second;
+  Ticket ticket;
+  if (engine_->opens_exports() && !page_.find_ticket(peer, export_id, ticket)) {
+    throw CannotShare("an export whose ticket was replaced");
+  }
+  return known.emplace(export_id, engine_->open(identities_[peer], ticket)).first->second;
+}
+
+std::chrono::microseconds DirectPull::patience() const {
+  if (!last_was_late_) return options_.patience;
+  for (int rank = 0; rank < options_.world; ++rank) {
+    if (page_.consumed(rank) + 1 < number_) return std::min(kShortPatience, options_.patience);
+  }
+  return options_.patience;
+}
+
+void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
+  const auto spin_until = std::min(Clock::now() + options_.spin, deadline);
+  do {
+    if (page_.bell(rank) != heard) return;
+    __builtin_ia32_pause();
+  } while (Clock::now() < spin_until);
+
+  const auto left =
+      std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+  if (left.count() <= 0) return;
+  page_.sleep(rank, heard, std::min<std::chrono::microseconds>(left, kLook));
+  check_fault();
+  if (page_.bell(rank) != heard) return;  // what it did last is worth a look before its absence
+  if (page_.departed(rank) || peers_->gone(rank)) {
+    if (page_.bell(rank) != heard) return;
+    fail("rank " + std::to_string(options_.rank) + ": operation " + std::to_string(number_) +
+         " of group " + options_.group + " waits for rank " + std::to_string(rank) +
+         (page_.departed(rank) ? ", which has destroyed the group"
+                               : ", whose process has ended (look at its output for the cause)"));
+  }
+}
+
+void DirectPull::check_fault() const {
+  if (aborted_) throw GroupFault(why_aborted_);
+  if (page_.faulted()) throw GroupFault(page_.fault());
+}
+
+void DirectPull::fail(const std::string& text) {
+  page_.set_fault(options_.rank, text);
+  throw GroupFault(page_.fault());
+}
+
+std::string DirectPull::explain_error(const Verdict& verdict) const {
+  const uint64_t slot = number_ % options_.ring;
+  std::ostringstream text;
+  text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
+       << ": the ranks' calls do not fit together. ";
+  for (int rank = 0; rank < options_.world; ++rank) {
+    if (page_.record_number(rank, slot) != number_) continue;
+    CallRecord record;
+    page_.copy_record(rank, slot, record);
+    text << "Rank " << rank << ": " << told(record) << ". ";
+  }
+  text << "No rank has started; make the same call with the same sizes and dtype on every rank "
+          "(first to differ: rank "
+       << verdict.rank << ").";
+  return text.str();
+}
+
+std::string DirectPull::who_is_missing(const Call& call, int rank, const char* what) const {
+  std::ostringstream text;
+  text << "rank " << options_.rank << ": " << call.operation << " (operation " << number_
+       << " of group " << options_.group << ", " << call.output_bytes()
+       << " bytes of output) timed out after " << call.timeout.count() << " ms: rank " << rank << " "
+       << what << " (it has agreed on " << page_.consumed(rank)
+       << " operations). Look for that rank's error, or raise the group's timeout.";
+  return text.str();
+}
+
+}  // namespace pg_sdma

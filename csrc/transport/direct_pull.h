@@ -1,0 +1,75 @@
+// All-gathers in which every rank pulls its peers' shards from where they lie.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/control_page.h"
+#include "transport/peers.h"
+#include "transport/transport.h"
+
+namespace pg_sdma {
+
+class DirectPull final : public Transport {
+ public:
+  struct Options {
+    std::string group;  // for messages
+    int rank = 0;
+    int world = 1;
+    uint64_t ring = 16;
+    // How long a host waits for its peers before the call goes to the inner. Zero: as long as the
+    // call's timeout, after which the group is broken (a host engine, where the inner blocks too).
+    std::chrono::microseconds patience{0};
+    std::chrono::microseconds spin{0};  // before a wait sleeps
+  };
+
+  // `identities`: Engine::identity() of each rank.
+  DirectPull(Options options, std::shared_ptr<Engine> engine, ControlPage page,
+             std::vector<std::string> identities, std::unique_ptr<Peers> peers);
+  ~DirectPull() override;
+
+  Decision agree(const Call& call) override;
+  void carry(const Call& call) override;
+  Queue& queue() override { return *queue_; }
+  void abort(const std::string& why) override;
+
+  ControlPage& page() { return page_; }
+
+ private:
+  class PageView;
+  class HostWaiter;
+  using Deadline = Clock::time_point;
+
+  CallRecord describe(const Call& call);
+  bool open_exports(std::string& why_not);
+  const Mapping& mapping(int peer, uint64_t export_id);
+  std::chrono::microseconds patience() const;
+  // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
+  void await(int rank, uint32_t heard, Deadline deadline);
+  void check_fault() const;
+  [[noreturn]] void fail(const std::string& text);
+  std::string explain_error(const Verdict& verdict) const;
+  std::string who_is_missing(const Call& call, int rank, const char* what) const;
+
+  Options options_;
+  std::shared_ptr<Engine> engine_;
+  ControlPage page_;
+  std::vector<std::string> identities_;
+  std::unique_ptr<Peers> peers_;
+  std::unique_ptr<Queue> queue_;
+
+  uint64_t number_ = 0;
+  bool last_was_late_ = false;
+  CallRecord own_;
+  std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
+  std::vector<std::map<uint64_t, Mapping>> imports_;  // by peer, by export id
+  Program program_;
+  std::atomic<bool> aborted_{false};
+  std::string why_aborted_;
+};
+
+}  // namespace pg_sdma
