@@ -1,0 +1,126 @@
+"""The command line that the example trainers share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+import torch
+
+from common.gpt import PRESETS, GPTConfig
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def training_parser(description: str) -> argparse.ArgumentParser:
+    """A parser with every option that does not depend on how the model is sharded."""
+    parser = argparse.ArgumentParser(description=description)
+    model = parser.add_argument_group("model")
+    model.add_argument(
+        "--preset", choices=PRESETS, default="demo", help="sizes where none is given (%(default)s)"
+    )
+    model.add_argument("--hidden", type=_positive, help="hidden size")
+    model.add_argument("--layers", type=_positive, help="transformer blocks")
+    model.add_argument("--heads", type=_positive, help="attention heads")
+    model.add_argument("--seq", type=_positive, help="sequence length in bytes")
+
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--data", type=Path, help="text file, or folder of text files (Python's standard library)"
+    )
+    training.add_argument(
+        "--batch", type=_positive, default=4, help="sequences a step on each rank (%(default)s)"
+    )
+    training.add_argument(
+        "--steps",
+        type=_positive,
+        default=200,
+        help="steps, those before --resume too (%(default)s)",
+    )
+    training.add_argument(
+        "--lr", type=float, default=1e-3, help="AdamW's learning rate, constant (%(default)s)"
+    )
+    training.add_argument(
+        "--seed", type=int, default=0, help="of weights and batches (%(default)s)"
+    )
+    training.add_argument(
+        "--param-dtype",
+        choices=DTYPES,
+        default="bf16",
+        help="in which parameters are gathered and used; shards stay fp32 (%(default)s)",
+    )
+    training.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="deterministic kernels on GPU; those on CPU always are",
+    )
+
+    group = parser.add_argument_group("process group")
+    group.add_argument(
+        "--device", choices=("cpu", "cuda"), default=_default_device(), help="(%(default)s)"
+    )
+    group.add_argument(
+        "--transport",
+        choices=("sdma", "inner"),
+        default="sdma",
+        help="pg_sdma, or the backend that it wraps, plain (%(default)s)",
+    )
+    group.add_argument(
+        "--inner-backend", help="the plain backend ($PG_SDMA_INNER, else nccl on GPU, gloo on CPU)"
+    )
+    group.add_argument(
+        "--compare", action="store_true", help="train over inner, then over sdma, and compare"
+    )
+
+    report = parser.add_argument_group("measurement and report")
+    report.add_argument(
+        "--warmup", type=int, default=10, help="first steps left out of the times (%(default)s)"
+    )
+    report.add_argument(
+        "--sync-every-step", action="store_true", help="drain the device before every step"
+    )
+    report.add_argument(
+        "--out", type=Path, default=Path("out/demo"), help="folder of the report (%(default)s)"
+    )
+    return parser
+
+
+def parse_training(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """Parses, and exits with a usage message for what argparse alone would let pass."""
+    options = parser.parse_args(argv)
+    if not 0 <= options.warmup < options.steps:
+        parser.error(f"--warmup {options.warmup} leaves none of {options.steps} steps to measure")
+    if options.device == "cuda" and not torch.cuda.is_available():
+        parser.error("--device cuda: torch sees no GPU here")
+    return options
+
+
+def model_config(options: argparse.Namespace) -> GPTConfig:
+    """The preset's sizes, each replaced by the option of its name where that was given."""
+    preset = PRESETS[options.preset]
+    return GPTConfig(
+        hidden=options.hidden or preset.hidden,
+        layers=options.layers or preset.layers,
+        heads=options.heads or preset.heads,
+        seq=options.seq or preset.seq,
+    )
+
+
+def backend_string(transport: str, device: str, inner: str | None) -> str:
+    """The one thing by which a program with pg_sdma differs from the same program without it."""
+    if device == "cpu":
+        return "cpu:sdma" if transport == "sdma" else f"cpu:{inner or 'gloo'}"
+    inner = inner or os.environ.get("PG_SDMA_INNER", "nccl")
+    return f"cpu:gloo,cuda:{'sdma' if transport == 'sdma' else inner}"
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return value
+
+
+def _default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,81 @@
+"""The examples' command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import train_fsdp2
+from common.gpt import PRESETS
+from common.options import backend_string, model_config
+
+
+@pytest.mark.parametrize(
+    ("transport", "device", "inner", "expected"),
+    [
+        ("sdma", "cpu", None, "cpu:sdma"),
+        ("inner", "cpu", None, "cpu:gloo"),
+        ("sdma", "cuda", None, "cpu:gloo,cuda:sdma"),
+        ("inner", "cuda", None, "cpu:gloo,cuda:nccl"),
+        ("inner", "cuda", "gloo", "cpu:gloo,cuda:gloo"),
+    ],
+)
+def test_the_backend_string_is_the_whole_difference(
+    transport: str,
+    device: str,
+    inner: str | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("PG_SDMA_INNER", raising=False)
+    assert backend_string(transport, device, inner) == expected
+
+
+def test_the_comparison_follows_what_sdma_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_SDMA_INNER", "gloo")
+    assert backend_string("inner", "cuda", None) == "cpu:gloo,cuda:gloo"
+    assert backend_string("inner", "cuda", "nccl") == "cpu:gloo,cuda:nccl"
+
+
+def test_sizes_given_replace_those_of_the_preset() -> None:
+    options = train_fsdp2.parse(["--device", "cpu", "--preset", "tiny", "--layers", "7"])
+    config = model_config(options)
+    assert config.layers == 7
+    assert (config.hidden, config.heads, config.seq) == (32, 2, PRESETS["tiny"].seq)
+
+
+def test_zero_2_is_an_option() -> None:
+    assert train_fsdp2.parse(["--device", "cpu"]).reshard_after_forward
+    assert not train_fsdp2.parse(
+        ["--device", "cpu", "--no-reshard-after-forward"]
+    ).reshard_after_forward
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--steps", "5", "--warmup", "5"], "leaves none of 5 steps"),
+        (["--steps", "0"], "not a positive number"),
+        (["--compare", "--save", "out"], "drop --save"),
+        (["--save-every", "5"], "needs --save"),
+    ],
+)
+def test_contradictions_are_refused(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        train_fsdp2.parse(["--device", "cpu", *arguments])
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_newest_complete_checkpoint_is_resumed(tmp_path: Path) -> None:
+    for name in ("step-000002", "step-000010", "step-000020"):
+        (tmp_path / name).mkdir()
+    for name in ("step-000002", "step-000010"):
+        (tmp_path / name / ".metadata").touch()
+    assert train_fsdp2.newest_checkpoint(tmp_path) == tmp_path / "step-000010"
+    older = tmp_path / "step-000002"
+    assert train_fsdp2.newest_checkpoint(older) == older
+    with pytest.raises(FileNotFoundError, match="--resume takes what --save wrote"):
+        train_fsdp2.newest_checkpoint(tmp_path / "step-000020")
