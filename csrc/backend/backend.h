@@ -8,6 +8,12 @@ namespace pg_sdma {
 class SdmaBackend final : public DelegatingBackend {
  public:
   using DelegatingBackend::DelegatingBackend;
+
+ protected:
+  BackendPtr wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) override {
+    const auto& inner = inners.begin()->second;
+    return c10::make_intrusive<SdmaBackend>(inner->getRank(), inner->getSize(), inners);
+  }
 };
 
 }  // namespace pg_sdma
