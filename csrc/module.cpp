@@ -8,10 +8,10 @@
 
 #include <chrono>
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "backend/backend.h"
 #include "gil_holder.h"
@@ -19,8 +19,28 @@
 namespace pg_sdma {
 namespace {
 
-using Settings = std::map<std::string, py::object>;
-using StatsRow = std::tuple<std::string, std::string, std::string, int64_t, int64_t>;
+template <class T>
+std::optional<T> optional_of(const py::dict& settings, const char* name) {
+  if (!settings.contains(name) || settings[name].is_none()) return std::nullopt;
+  return settings[name].cast<T>();
+}
+
+// Names are the fields of pg_sdma.settings.Settings; what is absent keeps its default.
+Settings read_settings(const py::dict& dict) {
+  Settings settings;
+  settings.enabled = optional_of<bool>(dict, "enabled").value_or(settings.enabled);
+  settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
+  settings.patience_ms = optional_of<double>(dict, "patience_ms");
+  settings.strict = optional_of<bool>(dict, "strict").value_or(settings.strict);
+  settings.let_peers_read = optional_of<bool>(dict, "ptracer").value_or(settings.let_peers_read);
+  settings.ring = optional_of<uint64_t>(dict, "ring").value_or(settings.ring);
+  settings.allow_same_device =
+      optional_of<bool>(dict, "allow_same_device").value_or(settings.allow_same_device);
+  settings.allow_pcie = optional_of<bool>(dict, "allow_pcie").value_or(settings.allow_pcie);
+  settings.driver = optional_of<std::string>(dict, "driver").value_or(settings.driver);
+  settings.agreed = optional_of<std::string>(dict, "agreed").value_or(settings.agreed);
+  return settings;
+}
 
 c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
 
@@ -28,10 +48,17 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
                                   const std::map<std::string, BackendPtr>& inners,
                                   const py::dict& settings, const std::string& group_name,
                                   std::chrono::milliseconds timeout) {
+  auto group = std::make_shared<Group>();
+  group->rank = rank;
+  group->size = size;
+  group->name = group_name;
+  group->store = store;
+  group->settings = read_settings(settings);
+  group->timeout = timeout;
   Inners by_device;
   for (const auto& [device, inner] : inners) by_device.emplace(device_type(device), inner);
   py::gil_scoped_release no_gil;
-  return c10::make_intrusive<SdmaBackend>(rank, size, by_device);
+  return c10::make_intrusive<SdmaBackend>(std::move(group), by_device);
 }
 
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
@@ -53,6 +80,18 @@ PYBIND11_MODULE(_C, module) {
 
   module.attr("torch_version") = PG_SDMA_BUILT_FOR_TORCH;
 
+  module.def(
+      "set_log",
+      [](py::function log) {
+        // Leaked on purpose: groups may log until the interpreter is gone.
+        auto* kept = new py::function(std::move(log));
+        set_log([kept](const std::string& line) {
+          py::gil_scoped_acquire gil;
+          (*kept)(line);
+        });
+      },
+      py::arg("log"));
+
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend")
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"),
            py::arg("inners"), py::arg("settings"), py::arg("group_name"), py::arg("timeout"))
@@ -62,7 +101,8 @@ PYBIND11_MODULE(_C, module) {
             return self.inner(device_type(device));
           },
           py::arg("device_type"))
-      .def("stats", [](const SdmaBackend&) { return std::vector<StatsRow>(); })
+      .def("stats", &SdmaBackend::stats, py::call_guard<py::gil_scoped_release>())
+      .def("detach", &SdmaBackend::detach, py::call_guard<py::gil_scoped_release>())
       .def("__getattr__", &inner_attribute);
 }
 

@@ -3,6 +3,9 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <utility>
+
+#include "backend/joint_work.h"
 
 namespace pg_sdma {
 namespace {
@@ -31,15 +34,17 @@ const at::Tensor* first_tensor(const NoTensor&) {
 
 }  // namespace
 
-DelegatingBackend::DelegatingBackend(int rank, int size, const Inners& inners)
-    : Backend(rank, size) {
+DelegatingBackend::DelegatingBackend(std::shared_ptr<const Group> group, const Inners& inners)
+    : Backend(group->rank, group->size), group_(std::move(group)) {
+  const int rank = rank_;
+  const int size = size_;
   TORCH_CHECK_VALUE(!inners.empty(), "[rank ", rank, "] sdma wraps at least one backend, got none");
   for (const auto& [device, inner] : inners) {
     TORCH_CHECK_VALUE(inner, "[rank ", rank, "] sdma got no backend to wrap for ", device);
     TORCH_CHECK_VALUE(inner->getRank() == rank && inner->getSize() == size, "[rank ", rank,
                       "] sdma is rank ", rank, " of ", size, ", but the backend to wrap for ",
                       device, " is rank ", inner->getRank(), " of ", inner->getSize());
-    lanes_.emplace_back(device, std::make_unique<Lane>(inner));
+    lanes_.emplace_back(device, std::make_unique<Lane>(group_, device, inner));
   }
   std::sort(lanes_.begin(), lanes_.end(),
             [](const auto& a, const auto& b) { return b.first == c10::kCPU && a.first != b.first; });
@@ -67,7 +72,20 @@ Lane& DelegatingBackend::lane_of(const char* operation, const Arguments&... argu
 
 template <class Method, class... Arguments>
 WorkPtr DelegatingBackend::issue(const char* operation, Method method, Arguments&... arguments) {
-  return lane_of(operation, arguments...).issue(method, arguments...);
+  Lane& lane = lane_of(operation, arguments...);
+  return keep(lane, lane.issue(method, arguments...));
+}
+
+template <class Method, class... Arguments>
+WorkPtr DelegatingBackend::pass(const char* operation, Method method, Tensors& tensors,
+                                Arguments... arguments) {
+  Lane& lane = lane_of(operation, tensors);
+  return keep(lane, (lane.inner().*method)(tensors, arguments...));
+}
+
+WorkPtr DelegatingBackend::keep(const Lane& lane, WorkPtr work) {
+  if (coalescing_ && work && &lane != &main_lane()) beside_coalescing_.push_back(work);
+  return work;
 }
 
 BackendPtr DelegatingBackend::inner(c10::DeviceType device) const {
@@ -173,15 +191,15 @@ void DelegatingBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool 
 // Point-to-point
 
 WorkPtr DelegatingBackend::send(Tensors& tensors, int destination, int tag) {
-  return lane_of(__func__, tensors).inner().send(tensors, destination, tag);
+  return pass(__func__, &Backend::send, tensors, destination, tag);
 }
 
 WorkPtr DelegatingBackend::recv(Tensors& tensors, int source, int tag) {
-  return lane_of(__func__, tensors).inner().recv(tensors, source, tag);
+  return pass(__func__, &Backend::recv, tensors, source, tag);
 }
 
 WorkPtr DelegatingBackend::recvAnysource(Tensors& tensors, int tag) {
-  return lane_of(__func__, tensors).inner().recvAnysource(tensors, tag);
+  return pass(__func__, &Backend::recvAnysource, tensors, tag);
 }
 
 // Coalescing
@@ -197,7 +215,10 @@ void DelegatingBackend::startCoalescing() {
 
 WorkPtr DelegatingBackend::endCoalescing() {
   coalescing_ = false;
-  return main_lane().inner().endCoalescing();
+  std::vector<WorkPtr> works = std::exchange(beside_coalescing_, {});
+  if (WorkPtr coalesced = main_lane().inner().endCoalescing()) works.push_back(coalesced);
+  if (works.size() <= 1) return works.empty() ? nullptr : works.front();
+  return c10::make_intrusive<JointWork>(std::move(works));
 }
 
 // Groups made from this one
@@ -210,36 +231,56 @@ bool DelegatingBackend::supportsShrinking() const {
   return main_lane().inner().supportsShrinking();
 }
 
-template <class Derive>
-BackendPtr DelegatingBackend::derive(const StorePtr& store, const OptionsPtr& opts,
-                                     Derive derive_inner) {
-  Inners derived;
-  for (const auto& [device, lane] : lanes_) {
-    if (BackendPtr inner = derive_inner(lane->inner())) derived.emplace(device, std::move(inner));
-  }
-  return derived.empty() ? nullptr : wrap(store, opts, derived);
+// `opts` are of the main inner's type; another inner gets its own with the call's name and timeout.
+OptionsPtr DelegatingBackend::options_for(Backend& inner, const OptionsPtr& opts) const {
+  if (!opts || &inner == &main_lane().inner()) return opts;
+#if PG_SDMA_TORCH_AT_LEAST(2, 14)
+  OptionsPtr own = inner.getBackendOptions()->clone();
+#else
+  OptionsPtr own = inner.getBackendOptions();
+#endif
+  own->group_name = opts->group_name;
+  own->timeout = opts->timeout;
+  return own;
 }
 
 BackendPtr DelegatingBackend::split(const StorePtr& store, const std::vector<int>& ranks,
                                     const OptionsPtr& opts) {
-  return derive(store, opts, [&](Backend& inner) { return inner.split(store, ranks, opts); });
+  Inners parts;
+  for (const auto& [device, lane] : lanes_) {
+    Backend& inner = lane->inner();
+    // Null on the ranks that `ranks` leaves out.
+    if (BackendPtr part = inner.split(store, ranks, options_for(inner, opts))) {
+      parts.emplace(device, std::move(part));
+    }
+  }
+  return parts.empty() ? nullptr : wrap(store, opts, parts);
 }
 
 BackendPtr DelegatingBackend::merge(const StorePtr& store, const OptionsPtr& opts, const int& rank,
                                     const int& size) {
-  return derive(store, opts, [&](Backend& inner) { return inner.merge(store, opts, rank, size); });
+  Inners merged;
+  for (const auto& [device, lane] : lanes_) {
+    Backend& inner = lane->inner();
+    merged.emplace(device, inner.merge(store, options_for(inner, opts), rank, size));
+  }
+  return wrap(store, opts, merged);
 }
 
+// The main inner's alone, as torch shrinks one backend of a group.
 BackendPtr DelegatingBackend::shrink(const std::vector<int64_t>& ranks_to_exclude, int flags,
                                      const OptionsPtr& opts) {
-  return derive(nullptr, opts,
-                [&](Backend& inner) { return inner.shrink(ranks_to_exclude, flags, opts); });
+  BackendPtr rest = main_lane().inner().shrink(ranks_to_exclude, flags, opts);
+  return rest ? wrap(nullptr, opts, {{lanes_.front().first, std::move(rest)}}) : nullptr;
 }
 
 // State and life of the group
 
 void DelegatingBackend::setTimeout(std::chrono::milliseconds timeout) {
-  for (const auto& [device, lane] : lanes_) lane->inner().setTimeout(timeout);
+  for (const auto& [device, lane] : lanes_) {
+    lane->set_timeout(timeout);
+    lane->inner().setTimeout(timeout);
+  }
 }
 
 void DelegatingBackend::setGroupUid(const std::string& uid) {
@@ -262,11 +303,17 @@ void DelegatingBackend::eagerConnectSingleDevice(at::Device device) {
 }
 
 void DelegatingBackend::abort() {
-  for (const auto& [device, lane] : lanes_) lane->inner().abort();
+  for (const auto& [device, lane] : lanes_) {
+    lane->abort();
+    lane->inner().abort();
+  }
 }
 
 void DelegatingBackend::shutdown() {
-  for (const auto& [device, lane] : lanes_) lane->inner().shutdown();
+  for (const auto& [device, lane] : lanes_) {
+    lane->shutdown();
+    lane->inner().shutdown();
+  }
 }
 
 c10d::ErrorType DelegatingBackend::getError() { return main_lane().inner().getError(); }
@@ -323,7 +370,7 @@ void DelegatingBackend::addEphemeralTimeout(const std::chrono::milliseconds& tim
 
 void DelegatingBackend::setBoundDeviceId(std::optional<at::Device> device) {
   Backend::setBoundDeviceId(device);
-  main_lane().inner().setBoundDeviceId(device);
+  for (const auto& [served, lane] : lanes_) lane->inner().setBoundDeviceId(device);
 }
 
 bool DelegatingBackend::supportsWindow() const { return main_lane().inner().supportsWindow(); }

@@ -6,9 +6,11 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -19,9 +21,6 @@
 
 namespace pg_sdma {
 
-using Tensors = std::vector<at::Tensor>;
-using TensorLists = std::vector<std::vector<at::Tensor>>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 using BackendPtr = c10::intrusive_ptr<c10d::Backend>;
 using OptionsPtr = c10::intrusive_ptr<c10d::Backend::Options>;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -31,7 +30,7 @@ class DelegatingBackend : public c10d::Backend {
  public:
   // `inners`: what carries the operations on tensors of each device type; one or two entries, none
   // null, all of this group's rank and size.
-  DelegatingBackend(int rank, int size, const Inners& inners);
+  DelegatingBackend(std::shared_ptr<const Group> group, const Inners& inners);
 
   const std::string getBackendName() const override { return "sdma"; }
   OptionsPtr getBackendOptions() override;
@@ -164,6 +163,10 @@ class DelegatingBackend : public c10d::Backend {
   Lane& lane_for(const char* operation, c10::DeviceType device) const;
   // The lane of main_inner().
   Lane& main_lane() const { return *lanes_.front().second; }
+  const std::vector<std::pair<c10::DeviceType, std::unique_ptr<Lane>>>& lanes() const {
+    return lanes_;
+  }
+  const Group& group() const { return *group_; }
 
   // True between startCoalescing and endCoalescing.
   bool coalescing_ = false;
@@ -172,13 +175,20 @@ class DelegatingBackend : public c10d::Backend {
   // The lane of the first tensor among `arguments`, the main lane when they hold none.
   template <class... Arguments>
   Lane& lane_of(const char* operation, const Arguments&... arguments) const;
+  // A collective: on the lane of its tensors, in the lane's chain.
   template <class Method, class... Arguments>
   WorkPtr issue(const char* operation, Method method, Arguments&... arguments);
-  // Calls `derive` on each inner and wraps the backends it returns; null where it returned none.
-  template <class Derive>
-  BackendPtr derive(const StorePtr& store, const OptionsPtr& opts, Derive derive);
+  // A point-to-point call: straight to the inner of its tensors' lane.
+  template <class Method, class... Arguments>
+  WorkPtr pass(const char* operation, Method method, Tensors& tensors, Arguments... arguments);
+  WorkPtr keep(const Lane& lane, WorkPtr work);
+  OptionsPtr options_for(c10d::Backend& inner, const OptionsPtr& opts) const;
 
+  const std::shared_ptr<const Group> group_;
   std::vector<std::pair<c10::DeviceType, std::unique_ptr<Lane>>> lanes_;  // an accelerator's first
+  // torch does not say for which device it starts to coalesce, so the main lane does. What other
+  // lanes were given meanwhile runs at once, and the Work of endCoalescing waits for it too.
+  std::vector<WorkPtr> beside_coalescing_;
 };
 
 }  // namespace pg_sdma

@@ -3,26 +3,106 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <utility>
+
+#include "backend/chain.h"
+#include "backend/fork_guard.h"
+#include "backend/stats.h"
+#include "transport/rendezvous.h"
 
 namespace pg_sdma {
 
-class Lane {
+// The settings of src/pg_sdma/settings.py, which declares and documents them, as C++ needs them.
+struct Settings {
+  bool enabled = true;
+  std::optional<uint64_t> min_bytes;   // none: the engine's default
+  std::optional<double> patience_ms;   // none: the engine's default
+  bool strict = false;
+  bool let_peers_read = true;
+  uint64_t ring = 16;
+  bool allow_same_device = false;
+  bool allow_pcie = false;
+  std::string driver;  // library to open instead of the vendor's
+  std::string agreed;  // what must be equal on all ranks, as text
+};
+
+// What the lanes of a group share.
+struct Group {
+  int rank = 0;
+  int size = 1;
+  std::string name;
+  c10::intrusive_ptr<c10d::Store> store;
+  Settings settings;
+  std::chrono::milliseconds timeout{0};
+};
+
+class Lane final : private Carrier {
  public:
-  explicit Lane(c10::intrusive_ptr<c10d::Backend> inner) : inner_(std::move(inner)) {}
+  Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
+       c10::intrusive_ptr<c10d::Backend> inner);
+  ~Lane() override;
 
   c10d::Backend& inner() { return *inner_; }
 
   // Issues one collective on the inner, in chain order. Returns what the inner returns (null for
   // NCCL's synchronous operations).
   template <class Method, class... Args>
-  c10::intrusive_ptr<c10d::Work> issue(Method method, Args&... args) {
-    return ((*inner_).*method)(args...);
+  WorkPtr issue(Method method, Args&... args) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    check_fork();
+    if (chain_->defers()) {
+      return chain_->defer([this, method, args...]() mutable { return (*inner_.*method)(args...); });
+    }
+    chain_->before_inner();
+    WorkPtr work = (*inner_.*method)(args...);
+    chain_->after_inner(work);
+    return work;
   }
 
+  // Carries an all-gather by the route that the group agrees on. Null when it was synchronous and
+  // ran here, or when the inner returned null.
+  WorkPtr gather(std::shared_ptr<Gather> gather);
+
+  std::vector<Stats::Row> stats() const { return stats_.rows(); }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
+
+  // Ends this rank's part in the transport. The inner is left to the caller.
+  void shutdown();
+  void abort();
+
  private:
-  c10::intrusive_ptr<c10d::Backend> inner_;
+  std::vector<WorkPtr> carry(Gather& gather) override;
+  Transport& transport() override { return *transport_; }
+
+  void vote(const Gather& gather);
+  WorkPtr take_inner(Gather& gather, const std::string& reason);
+  void refuse_silence(const Gather& gather, const std::string& reason) const;
+  void check_fork() const;
+
+  const std::shared_ptr<const Group> group_;
+  const c10::DeviceType device_;
+  const c10::intrusive_ptr<c10d::Backend> inner_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  ForkGuard fork_guard_;
+  Stats stats_;
+
+  std::mutex mutex_;
+  Rendezvous rendezvous_;
+  bool voted_ = false;
+  bool closed_ = false;
+  Policy policy_;
+  std::unique_ptr<DirectPull> transport_;
+  std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };
+
+// Who hears the one line a group logs; set by the Python side.
+void set_log(std::function<void(const std::string&)> log);
 
 }  // namespace pg_sdma

@@ -32,6 +32,15 @@ class Fingerprint {
   uint64_t hash_ = 0xcbf29ce484222325;
 };
 
+// Tells the processor that this is a spin loop.
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 template <size_t N>
 void put(char (&field)[N], const std::string& text) {
   std::snprintf(field, N, "%s", text.c_str());
@@ -306,7 +315,7 @@ void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
   const auto spin_until = std::min(Clock::now() + options_.spin, deadline);
   do {
     if (page_.bell(rank) != heard) return;
-    __builtin_ia32_pause();
+    relax();
   } while (Clock::now() < spin_until);
 
   const auto left =

@@ -1,0 +1,67 @@
+#include "backend/backend.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include <atomic>
+
+namespace pg_sdma {
+
+WorkPtr SdmaBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
+                                     const c10d::AllgatherOptions& opts) {
+  return gather(Gather::Form::kIntoTensor, {output}, {input}, opts);
+}
+
+WorkPtr SdmaBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::AllgatherOptions& opts) {
+  return gather(Gather::Form::kIntoTensorCoalesced, outputs, inputs, opts);
+}
+
+WorkPtr SdmaBackend::allgather(TensorLists& outputs, Tensors& inputs,
+                               const c10d::AllgatherOptions& opts) {
+  // Several tensors a rank mean several devices a process, which only the inner may know.
+  if (outputs.size() != 1 || inputs.size() != 1) {
+    return DelegatingBackend::allgather(outputs, inputs, opts);
+  }
+  return gather(Gather::Form::kList, outputs[0], inputs, opts);
+}
+
+WorkPtr SdmaBackend::gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
+                            const c10d::AllgatherOptions& opts) {
+  const bool known = !inputs.empty() && inputs[0].defined();
+  Lane& lane = known ? lane_for("all_gather", inputs[0].device().type()) : main_lane();
+  auto gather = std::make_shared<Gather>(form, rank_, size_, outputs, inputs, opts);
+  gather->facts.coalescing = coalescing_;
+  if (opts.timeout != c10d::kUnsetTimeout) gather->call.timeout = opts.timeout;
+  return lane.gather(std::move(gather));
+}
+
+std::vector<Stats::Row> SdmaBackend::stats() const {
+  std::vector<Stats::Row> rows;
+  for (const auto& [device, lane] : lanes()) {
+    for (Stats::Row& row : lane->stats()) rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+void SdmaBackend::detach() {
+  for (const auto& [device, lane] : lanes()) lane->shutdown();
+}
+
+BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) {
+  // Groups without a store of their own (a shrink) are told apart by how many came before.
+  static std::atomic<int> derived{0};
+  auto derived_group = std::make_shared<Group>(group());
+  const auto& inner = inners.begin()->second;
+  derived_group->rank = inner->getRank();
+  derived_group->size = inner->getSize();
+  if (opts && !opts->group_name.empty()) derived_group->name = opts->group_name;
+  if (opts) derived_group->timeout = opts->timeout;
+  derived_group->store = store;
+  if (!store) {
+    derived_group->store = c10::make_intrusive<c10d::PrefixStore>(
+        "derived" + std::to_string(derived++), group().store);
+  }
+  return c10::make_intrusive<SdmaBackend>(std::move(derived_group), inners);
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,64 @@
+// One call of the all-gather family, checked and taken apart: what the route looks at, what a
+// transport carries, and how the inner would do the same.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/route.h"
+#include "transport/transport.h"
+
+namespace pg_sdma {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<std::vector<at::Tensor>>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// The whole of a call is in its tensors: Gather keeps them alive until it is dropped, and the
+// addresses in `call` point into them.
+class Gather {
+ public:
+  enum class Form { kIntoTensor, kIntoTensorCoalesced, kList };
+
+  // `outputs` and `inputs` are the call's own: one output a tensor for the into-tensor forms, one
+  // output a rank for the list form. Bad arguments do not throw here: they are in call.invalid, so
+  // that the peers can be told.
+  Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
+         const c10d::AllgatherOptions& options);
+
+  Call call;
+  CallFacts facts;
+  bool async;
+  c10d::OpType type;
+
+  const Tensors& outputs() const { return outputs_; }
+
+  // The same call on the inner, as the user made it.
+  WorkPtr on_inner(c10d::Backend& inner);
+
+  // Tensors [first, last) of the call on the inner. On CPU as bytes and complete on return (null),
+  // so that an operation that a late peer sent to the inner works for every dtype: gloo lacks some.
+  WorkPtr part_on_inner(c10d::Backend& inner, size_t first, size_t last);
+
+  // Tensors [first, last) as a call of their own.
+  Call part(size_t first, size_t last) const;
+
+  // Copies what was gathered into contiguous stand-ins to where the user wanted it.
+  void finish();
+
+ private:
+  std::string check(int rank, int world) const;
+  const char* name() const;
+
+  Form form_;
+  Tensors outputs_;
+  Tensors inputs_;
+  c10d::AllgatherOptions options_;
+  Tensors contiguous_inputs_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_;  // user's output, contiguous copy
+};
+
+}  // namespace pg_sdma

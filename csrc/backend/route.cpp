@@ -1,0 +1,17 @@
+#include "backend/route.h"
+
+namespace pg_sdma {
+
+std::string static_refusal(const CallFacts& facts, const Policy& policy) {
+  if (!policy.refusal.empty()) return policy.refusal;
+  if (facts.capturing) return "graph capture";
+  if (facts.coalescing) return "inside a coalescing block";
+  if (!facts.even) return "uneven shards";
+  if (facts.output_bytes < policy.min_bytes) return "below PG_SDMA_MIN_BYTES";
+  if (facts.tensors > 1 && facts.output_bytes / facts.tensors < policy.min_mean_bytes) {
+    return "many small tensors";
+  }
+  return "";
+}
+
+}  // namespace pg_sdma

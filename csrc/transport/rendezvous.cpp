@@ -1,0 +1,205 @@
+#include "transport/rendezvous.h"
+
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+#include "engine/host.h"
+
+namespace pg_sdma {
+namespace {
+
+constexpr const char* kProtocol = "1";
+
+// A record: one `name=value` a line. Values hold no line breaks.
+using Fields = std::map<std::string, std::string>;
+
+std::string write_fields(const Fields& fields) {
+  std::string text;
+  for (const auto& [name, value] : fields) text += name + "=" + value + "\n";
+  return text;
+}
+
+Fields read_fields(const std::string& text) {
+  Fields fields;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t at = line.find('=');
+    if (at != std::string::npos) fields[line.substr(0, at)] = line.substr(at + 1);
+  }
+  return fields;
+}
+
+std::string first_line(const std::string& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+std::string link_target(const char* path) {
+  char target[256];
+  const ssize_t length = readlink(path, target, sizeof target);
+  return length > 0 ? std::string(target, static_cast<size_t>(length)) : "";
+}
+
+// Ranks that share this can name each other's processes and read their descriptors.
+std::string host_identity() {
+  return first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid") +
+         " uid:" + std::to_string(geteuid());
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+// Why the records of a group rule a transport out; nothing when they do not.
+std::optional<std::string> objection(const std::vector<std::string>& records) {
+  const Fields first = read_fields(records[0]);
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const Fields mine = read_fields(records[rank]);
+    const std::string who = "rank " + std::to_string(rank);
+    if (mine.at("protocol") != first.at("protocol")) {
+      return who + " runs another version of pg_sdma than rank 0";
+    }
+    if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
+    if (mine.at("settings") != first.at("settings")) {
+      return "settings differ: rank 0 has " + first.at("settings") + ", " + who + " has " +
+             mine.at("settings");
+    }
+    if (mine.at("host") != first.at("host")) {
+      return who + " is on another host, in another pid namespace, or another user's, than rank 0";
+    }
+  }
+  return std::nullopt;
+}
+
+// Why a step of the vote failed; nothing when every rank said yes.
+std::optional<std::string> first_no(const std::vector<std::string>& answers) {
+  for (size_t rank = 0; rank < answers.size(); ++rank) {
+    const Fields answer = read_fields(answers[rank]);
+    const auto no = answer.find("no");
+    if (no != answer.end()) return "rank " + std::to_string(rank) + ": " + no->second;
+  }
+  return std::nullopt;
+}
+
+std::chrono::microseconds spin_for(int world) {
+  // Spinning only pays when every rank has a core to itself while it does.
+  return static_cast<unsigned>(world) <= std::thread::hardware_concurrency()
+             ? std::chrono::microseconds(20)
+             : std::chrono::microseconds(0);
+}
+
+}  // namespace
+
+Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
+    : options_(std::move(options)), board_(std::move(board)) {}
+
+std::string Rendezvous::key(const std::string& step, int rank) const {
+  return options_.lane + "/" + step + "/" + std::to_string(rank);
+}
+
+void Rendezvous::post(const std::string& step, const std::string& value) {
+  board_->post(key(step, options_.rank), value);
+}
+
+std::vector<std::string> Rendezvous::collect(const std::string& step,
+                                             std::chrono::milliseconds timeout) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < options_.world; ++rank) keys.push_back(key(step, rank));
+  try {
+    return board_->collect(keys, timeout);
+  } catch (const std::exception& error) {
+    throw std::runtime_error("rank " + std::to_string(options_.rank) +
+                             ": the first all-gather of group " + options_.group +
+                             " waited in vain for every rank to make it: " + error.what());
+  }
+}
+
+void Rendezvous::join() {
+  post("join", write_fields({{"protocol", kProtocol},
+                             {"enabled", options_.enabled ? "1" : "0"},
+                             {"settings", one_line(options_.settings)},
+                             {"host", host_identity()}}));
+}
+
+Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest& self_test,
+                                    std::chrono::milliseconds timeout) {
+  if (const auto no = objection(collect("join", timeout))) return {nullptr, *no};
+
+  // Step 1: an engine here, and on rank 0 the control page.
+  std::shared_ptr<Engine> engine;
+  std::optional<ControlPage> page;
+  Fields answer;
+  try {
+    if (options_.let_peers_read) let_peers_read();
+    engine = factory();
+    answer = {{"identity", one_line(engine->identity())}, {"pid", std::to_string(getpid())}};
+    if (options_.rank == 0) {
+      page.emplace(ControlPage::create(options_.world, options_.ring));
+      answer["page"] = std::to_string(page->descriptor());
+      answer["nonce"] = std::to_string(page->nonce());
+    }
+  } catch (const std::exception& error) {
+    answer = {{"no", one_line(error.what())}};
+  }
+  post("engine", write_fields(answer));
+  const auto engines = collect("engine", timeout);
+  if (const auto no = first_no(engines)) return {nullptr, *no};
+
+  // Step 2: every rank maps the page and can build the transport.
+  std::vector<std::string> identities;
+  std::vector<int> pids;
+  for (const std::string& text : engines) {
+    const Fields fields = read_fields(text);
+    identities.push_back(fields.at("identity"));
+    pids.push_back(std::stoi(fields.at("pid")));
+  }
+  std::unique_ptr<DirectPull> transport;
+  answer = {{"yes", ""}};
+  try {
+    if (!page) {
+      const Fields owner = read_fields(engines[0]);
+      page.emplace(ControlPage::attach(pids[0], std::stoi(owner.at("page")),
+                                       std::stoull(owner.at("nonce")), options_.world,
+                                       options_.ring));
+    }
+    DirectPull::Options options;
+    options.group = options_.group;
+    options.rank = options_.rank;
+    options.world = options_.world;
+    options.ring = options_.ring;
+    options.patience = options_.patience;
+    options.spin = spin_for(options_.world);
+    transport = std::make_unique<DirectPull>(options, engine, std::move(*page), identities,
+                                             std::make_unique<Peers>(pids));
+  } catch (const std::exception& error) {
+    answer = {{"no", one_line(error.what())}};
+  }
+  post("mapped", write_fields(answer));
+  if (const auto no = first_no(collect("mapped", timeout))) return {nullptr, *no};
+  transport->page().close_descriptor();
+
+  // Step 3: bytes arrive.
+  answer = {{"yes", ""}};
+  try {
+    const std::string wrong = self_test(*transport);
+    if (!wrong.empty()) answer = {{"no", one_line(wrong)}};
+  } catch (const std::exception& error) {
+    answer = {{"no", one_line(error.what())}};
+  }
+  post("tested", write_fields(answer));
+  if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no};
+  return {std::move(transport), ""};
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,70 @@
+// How the ranks of a group find out, together, whether they can use a transport.
+//
+// At construction each rank posts a record without blocking. The first all-gather collects all of
+// them and votes in steps; after each step every rank reads every rank's answer, so one "no" is a
+// "no" everywhere, with the same reason.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "transport/direct_pull.h"
+
+namespace pg_sdma {
+
+// The group's store, as far as the vote needs it.
+class Board {
+ public:
+  virtual ~Board() = default;
+  virtual void post(const std::string& key, const std::string& value) = 0;
+  // Waits for all keys. Throws std::runtime_error that names the keys that never came.
+  virtual std::vector<std::string> collect(const std::vector<std::string>& keys,
+                                           std::chrono::milliseconds timeout) = 0;
+};
+
+class Rendezvous {
+ public:
+  struct Options {
+    std::string group;     // for messages
+    std::string lane;      // the device type: lanes of one group vote apart
+    int rank = 0;
+    int world = 1;
+    bool enabled = true;   // PG_SDMA
+    std::string settings;  // what must be equal on all ranks, as text
+    uint64_t ring = 16;
+    std::chrono::microseconds patience{0};
+    bool let_peers_read = true;
+  };
+
+  struct Result {
+    std::unique_ptr<DirectPull> transport;  // null: the group uses the inner
+    std::string reason;                     // why, the same on all ranks
+  };
+
+  // Gives this rank's engine; throws CannotShare with the reason when there is none.
+  using EngineFactory = std::function<std::shared_ptr<Engine>()>;
+  // Gathers known bytes over the transport into poisoned outputs; returns what was wrong.
+  using SelfTest = std::function<std::string(Transport&)>;
+
+  Rendezvous(Options options, std::shared_ptr<Board> board);
+
+  // Posts this rank's record. Does not block.
+  void join();
+  // Blocks until every rank has voted. Throws std::runtime_error naming ranks that never came.
+  Result vote(const EngineFactory& engine, const SelfTest& self_test,
+              std::chrono::milliseconds timeout);
+
+ private:
+  std::vector<std::string> collect(const std::string& step, std::chrono::milliseconds timeout);
+  void post(const std::string& step, const std::string& value);
+  std::string key(const std::string& step, int rank) const;
+
+  Options options_;
+  std::shared_ptr<Board> board_;
+};
+
+}  // namespace pg_sdma
