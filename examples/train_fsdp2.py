@@ -28,6 +28,7 @@ from common.loop import Run, run_steps
 from common.options import (
     DTYPES,
     backend_string,
+    learning_rate,
     model_config,
     parse_training,
     training_parser,
@@ -104,7 +105,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 def train(launch: Launch, options: argparse.Namespace, transport: str, backend: str) -> Run:
     """One run from the seed, or from the checkpoint, to the last step."""
-    training = Training(build(options, launch.device), options.lr)
+    training = Training(build(options, launch.device), learning_rate(options))
     if options.resume:
         dcp.load({"training": training}, checkpoint_id=newest_checkpoint(options.resume))
     if training.done >= options.steps:

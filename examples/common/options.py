@@ -39,7 +39,7 @@ def training_parser(description: str) -> argparse.ArgumentParser:
         help="steps, those before --resume too (%(default)s)",
     )
     training.add_argument(
-        "--lr", type=float, default=1e-3, help="AdamW's learning rate, constant (%(default)s)"
+        "--lr", type=float, help="AdamW's learning rate, constant (0.128 / hidden size)"
     )
     training.add_argument(
         "--seed", type=int, default=0, help="of weights and batches (%(default)s)"
@@ -105,6 +105,11 @@ def model_config(options: argparse.Namespace) -> GPTConfig:
         heads=options.heads or preset.heads,
         seq=options.seq or preset.seq,
     )
+
+
+def learning_rate(options: argparse.Namespace) -> float:
+    """The rate given, or one that suits the width: wider models bear less, about in proportion."""
+    return options.lr or 0.128 / model_config(options).hidden
 
 
 def backend_string(transport: str, device: str, inner: str | None) -> str:

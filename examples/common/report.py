@@ -98,9 +98,13 @@ def comparison_table(inner: Run, sdma: Run, heading: str) -> Table:
     def change(before: float, after: float) -> str:
         return f"{(after / before - 1) * 100:+.1f} %"
 
-    table = Table(title=heading, title_justify="left", title_style="bold")
+    table = Table(
+        title=heading,
+        title_style="bold",
+        caption=f"inner: {inner.backend}, sdma: {sdma.backend}",
+    )
     table.add_column("")
-    for column in (inner.backend, sdma.backend, "difference"):
+    for column in ("inner", "sdma", "difference"):
         table.add_column(column, justify="right")
     rows = [
         ("ms per step (median)", "{:.1f}", inner.ms_per_step, sdma.ms_per_step),
@@ -139,7 +143,7 @@ def draw_losses(inner: Run, sdma: Run, heading: str, path: Path) -> None:
     curves.plot(steps, inner.losses, color="#9ecae1", linewidth=5, label=_label(inner))
     curves.plot(steps, sdma.losses, color="#b30000", linewidth=1.2, label=_label(sdma))
     curves.set_ylabel("loss (nats per byte)")
-    curves.legend(title="process group", frameon=False)
+    curves.legend(title="process group", alignment="left", frameon=False)
 
     deltas = loss_differences(inner, sdma)
     difference.plot(steps, deltas, color="#b30000", linewidth=1.2)
@@ -150,13 +154,14 @@ def draw_losses(inner: Run, sdma: Run, heading: str, path: Path) -> None:
         difference.set_yticks([0])
         note = f"exactly 0 in all {len(deltas)} steps"
     else:
-        difference.set_ylim(-1.5 * largest, 1.5 * largest)
+        difference.set_ylim(-1.8 * largest, 1.8 * largest)
         note = f"largest {largest:.2g}"
     difference.text(0.99, 0.93, note, transform=difference.transAxes, ha="right", va="top")
     for axes in (curves, difference):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
         axes.margins(x=0.01)
+    figure.align_ylabels()
     figure.savefig(path, dpi=150)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import train_fsdp2
 from common.gpt import PRESETS
-from common.options import backend_string, model_config
+from common.options import backend_string, learning_rate, model_config
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,14 @@ def test_sizes_given_replace_those_of_the_preset() -> None:
     config = model_config(options)
     assert config.layers == 7
     assert (config.hidden, config.heads, config.seq) == (32, 2, PRESETS["tiny"].seq)
+
+
+def test_a_learning_rate_not_given_falls_with_the_width() -> None:
+    small, wide, given = (
+        learning_rate(train_fsdp2.parse(["--device", "cpu", *arguments]))
+        for arguments in ([], ["--hidden", "1280"], ["--hidden", "1280", "--lr", "0.5"])
+    )
+    assert (small, wide, given) == (1e-3, 1e-4, 0.5)
 
 
 def test_zero_2_is_an_option() -> None:
