@@ -15,8 +15,8 @@ namespace pg_sdma {
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Agrees on the route of the gather and carries it. What went to the inner and has yet to
-  // complete is returned. Throws BadCall, GroupFault.
+  // Agrees on the route of the gather and carries it, through the chain's hooks. What went to the
+  // inner and has yet to complete is returned. Throws BadCall, GroupFault.
   virtual std::vector<WorkPtr> carry(Gather& gather) = 0;
   virtual Transport& transport() = 0;
 };
@@ -36,6 +36,9 @@ class Chain {
   virtual void before_inner() = 0;
   virtual void after_inner(const WorkPtr& work) = 0;
 
+  // Before the transport carries a gather.
+  virtual void before_direct(Transport& transport) = 0;
+
   // A gather that passed the static rule. Synchronous: done, or ordered before the caller's
   // stream, on return (null). Asynchronous: a Work.
   virtual WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) = 0;
@@ -45,5 +48,6 @@ class Chain {
 };
 
 std::unique_ptr<Chain> make_host_chain();
+std::unique_ptr<Chain> make_stream_chain(c10::DeviceType device);
 
 }  // namespace pg_sdma

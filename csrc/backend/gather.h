@@ -35,6 +35,7 @@ class Gather {
   c10d::OpType type;
 
   const Tensors& outputs() const { return outputs_; }
+  at::Device device() const { return inputs_.at(0).device(); }
 
   // The same call on the inner, as the user made it.
   WorkPtr on_inner(c10d::Backend& inner);

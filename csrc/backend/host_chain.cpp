@@ -42,18 +42,27 @@ class HostChain final : public Chain {
     last_inner_ = c10::weak_intrusive_ptr<c10d::Work>(work);
   }
 
-  WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
+  // On the worker too: while it is busy every inner collective is deferred to it, so last_inner_
+  // does not change under its hands.
+  void before_direct(Transport&) override {
     const WorkPtr before = last_inner_.lock();
+    if (!before || before->isCompleted()) return;
+    try {
+      before->wait();
+    } catch (const std::exception&) {
+      // Its failure is told by its own Work; here only its end matters.
+    }
+  }
+
+  WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
     if (!gather->async && !defers()) {
-      finish(before);
       carrier.carry(*gather);
       gather->finish();
       return nullptr;
     }
     auto work = c10::make_intrusive<HostWork>(gather->type, gather->outputs());
     const bool async = gather->async;
-    post(work, [before, gather = std::move(gather), &carrier]() -> WorkPtr {
-      finish(before);
+    post(work, [gather = std::move(gather), &carrier]() -> WorkPtr {
       carrier.carry(*gather);
       gather->finish();
       return nullptr;
@@ -82,15 +91,6 @@ class HostChain final : public Chain {
     c10::intrusive_ptr<HostWork> work;
     Body body;
   };
-
-  static void finish(const WorkPtr& before) {
-    if (!before || before->isCompleted()) return;
-    try {
-      before->wait();
-    } catch (const std::exception&) {
-      // Its failure is told by its own Work; here only its end matters.
-    }
-  }
 
   WorkPtr post(c10::intrusive_ptr<HostWork> work, Body body) {
     {

@@ -80,7 +80,7 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       timeout_(group_->timeout),
       rendezvous_(rendezvous_options(*group_, device),
                   std::make_shared<StoreBoard>(group_->store)),
-      chain_(make_host_chain()) {
+      chain_(device == c10::kCPU ? make_host_chain() : make_stream_chain(device)) {
   rendezvous_.join();
 }
 
@@ -113,10 +113,14 @@ std::vector<WorkPtr> Lane::carry(Gather& gather) {
     stats_.count(part.operation, decision.reason, part.output_bytes());
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
+      chain_->before_direct(*transport_);
       transport_->carry(part);
     } else {
       refuse_silence(gather, decision.reason);
-      if (WorkPtr work = gather.part_on_inner(*inner_, first, last)) pending.push_back(work);
+      chain_->before_inner();
+      WorkPtr work = gather.part_on_inner(*inner_, first, last);
+      chain_->after_inner(work);
+      if (work) pending.push_back(std::move(work));
     }
     first = last;
   } while (first < tensors);

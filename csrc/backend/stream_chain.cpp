@@ -1,0 +1,109 @@
+// The chain of device tensors: everything is enqueued on the calling thread, and order is kept on
+// the device, by events between the streams that the operations use.
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <utility>
+
+#include "backend/chain.h"
+#include "backend/joint_work.h"
+#include "backend/stream_work.h"
+
+namespace pg_sdma {
+namespace {
+
+class StreamChain final : public Chain {
+ public:
+  explicit StreamChain(c10::DeviceType device) : guard_(device) {}
+
+  WorkPtr defer(Body) override {
+    TORCH_INTERNAL_ASSERT(false, "collectives on device tensors are never deferred");
+  }
+
+  void before_inner() override {
+    if (direct_is_last_) queue_->caller_follows();
+  }
+
+  // A synchronous inner collective runs on the caller's stream; an asynchronous one on a stream of
+  // the inner's that only its Work knows. Weak: who has waited for a Work has ordered a stream of
+  // theirs behind it, and who has dropped it expects nothing.
+  void after_inner(const WorkPtr& work) override {
+    direct_is_last_ = false;
+    inner_stream_ = guard_.getStream(guard_.getDevice());
+    inner_work_ = c10::weak_intrusive_ptr<c10d::Work>(work);
+  }
+
+  void before_direct(Transport& transport) override {
+    queue_ = &transport.queue();
+    const c10::Stream caller = guard_.getStream(guard_.getDevice());
+    queue_->follow_caller();
+    if (inner_stream_ && *inner_stream_ != caller) queue_->follow(inner_stream_->native_handle());
+    inner_stream_.reset();
+    if (const WorkPtr before = inner_work_.lock()) {
+      // Through its future, because Work::wait() would let go of tensors that the caller's stream
+      // is not yet ordered behind.
+      const StreamGuard on_queue(guard_, queue_stream(*queue_, caller.device()));
+      before->getFuture()->wait();
+    }
+    inner_work_ = c10::weak_intrusive_ptr<c10d::Work>(WorkPtr());
+    direct_is_last_ = true;
+  }
+
+  WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
+    reap();
+    std::vector<WorkPtr> pending = carrier.carry(*gather);
+    if (!gather->async) {
+      if (direct_is_last_) queue_->caller_follows();
+      if (pending.empty()) return nullptr;
+      return c10::make_intrusive<JointWork>(std::move(pending));
+    }
+    if (!direct_is_last_ && pending.size() == 1) return pending.front();
+    auto kept = std::make_shared<StreamWork::Kept>();
+    kept->end = queue_->mark();
+    kept->gather = gather;
+    kept_.push_back(kept);
+    WorkPtr work = c10::make_intrusive<StreamWork>(
+        gather->type, kept, queue_stream(*queue_, gather->device()), gather->outputs());
+    if (pending.empty()) return work;
+    pending.push_back(std::move(work));
+    return c10::make_intrusive<JointWork>(std::move(pending));
+  }
+
+  void stop(const std::function<void()>&) override { kept_.clear(); }
+
+ private:
+  class StreamGuard {
+   public:
+    StreamGuard(const c10::impl::VirtualGuardImpl& guard, c10::Stream stream)
+        : guard_(guard), before_(guard.exchangeStream(stream)) {}
+    ~StreamGuard() { guard_.exchangeStream(before_); }
+
+   private:
+    const c10::impl::VirtualGuardImpl& guard_;
+    c10::Stream before_;
+  };
+
+  // Drops the tensors of asynchronous gathers that have ended and that nobody waited for.
+  void reap() {
+    while (!kept_.empty() && (!kept_.front()->gather || kept_.front()->end->passed())) {
+      kept_.pop_front();
+    }
+  }
+
+  const c10::impl::VirtualGuardImpl guard_;
+  Queue* queue_ = nullptr;  // the transport's, once it has carried something
+  bool direct_is_last_ = false;
+  std::optional<c10::Stream> inner_stream_;
+  c10::weak_intrusive_ptr<c10d::Work> inner_work_{WorkPtr()};
+  std::deque<std::shared_ptr<StreamWork::Kept>> kept_;
+};
+
+}  // namespace
+
+std::unique_ptr<Chain> make_stream_chain(c10::DeviceType device) {
+  return std::make_unique<StreamChain>(device);
+}
+
+}  // namespace pg_sdma
