@@ -8,10 +8,10 @@
     def test_sums_ranks(ranks):
         assert ranks(3).run(sums_ranks) == [3.0, 3.0, 3.0]
 
-The function must be importable (module level), its arguments and result picklable. The processes of
-a `Ranks` outlive a run, so a module's tests share them through the `ranks` fixture of conftest.py;
-`run_ranks` takes fresh ones. A run whose ranks raise, die or take too long raises `RanksFailed` with
-each rank's traceback and output, and its processes are gone.
+The function must be importable (module level), its arguments and result picklable. The processes
+of a `Ranks` outlive a run, so a module's tests share them through the `ranks` fixture of
+conftest.py; `run_ranks` takes fresh ones. A run whose ranks raise, die or take too long raises
+`RanksFailed` with each rank's traceback and output, and its processes are gone.
 """
 
 from __future__ import annotations
@@ -168,6 +168,9 @@ def run_ranks(
 def init_group(backend: str, **options: Any) -> None:
     """init_process_group with this rank's place and a store of its own for each call."""
     import torch.distributed as dist
+
+    if "sdma" in backend:
+        import pg_sdma  # noqa: F401  an installed one is registered already
 
     global _inits
     _inits += 1

@@ -50,10 +50,8 @@ def test_the_processes_of_a_module_are_reused(ranks):
 
 
 def test_environment_reaches_the_ranks():
-    expected = ("1", "yes")
-    assert (
-        run_ranks(2, read_environment, backend=None, env={"OF_THIS_RUN": "yes"}) == [expected] * 2
-    )
+    results = run_ranks(2, read_environment, backend=None, env={"OF_THIS_RUN": "yes"})
+    assert results == [("1", "yes")] * 2
 
 
 @pytest.mark.parametrize(
