@@ -1,0 +1,40 @@
+#include "engine/driver.h"
+
+#include <dlfcn.h>
+
+namespace pg_sdma::driver {
+namespace {
+
+template <class... Arguments>
+void find(void* library, const char* name, Call<Arguments...>& call) {
+  call.name = name;
+  call.function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name));
+  if (call.function == nullptr) {
+    throw std::runtime_error(std::string("the driver has no ") + name + ": it is too old");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<const Library> Library::open(const std::string& path) {
+  const std::string name = path.empty() ? "libcuda.so.1" : path;
+  // Never closed: the driver owns threads, and torch uses it to the end of the process.
+  void* opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (opened == nullptr) {
+    throw std::runtime_error(std::string("the driver cannot be opened: ") + dlerror());
+  }
+  std::shared_ptr<Library> library(new Library);
+#define PG_SDMA_FIND(member, name, ...) find(opened, #name, library->member);
+  PG_SDMA_DRIVER_CALLS(PG_SDMA_FIND)
+#undef PG_SDMA_FIND
+  library->must(library->init, 0);
+  return library;
+}
+
+std::string Library::explain(const char* call, int result) const {
+  const char* text = nullptr;
+  if (error_text(result, &text) != kSuccess || text == nullptr) text = "unknown error";
+  return std::string(call) + ": " + text + " (error " + std::to_string(result) + ")";
+}
+
+}  // namespace pg_sdma::driver

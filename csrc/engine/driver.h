@@ -1,0 +1,250 @@
+// The driver, opened at run time: the functions, types and constants of CUDA's driver API that the
+// engine uses, declared here so that no toolkit is needed to build. tests/contract compares every
+// declaration with cuda.h where one is found.
+//
+// HIP's functions take the same arguments under other names: its table is one more column of names
+// and one more set of constants.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+namespace pg_sdma::driver {
+
+using Address = unsigned long long;  // of device memory
+using Context = void*;
+using Stream = void*;
+using Event = void*;
+using MemoryHandle = unsigned long long;  // a physical allocation
+using Uuid = std::array<unsigned char, 16>;
+
+struct IpcHandle {
+  std::array<char, 64> bytes{};
+};
+
+// One stream memory operation: write `value`, or wait until the word is at least `value`.
+struct MemoryOperation {
+  uint32_t operation = 0;
+  Address address = 0;
+  uint64_t value = 0;
+  uint32_t flags = 0;
+  Address alias = 0;
+  uint64_t pad = 0;
+};
+
+struct Location {
+  int type = 0;
+  int id = 0;
+};
+
+struct AllocationProperties {
+  int type = 0;
+  int handle_types = 0;
+  Location location;
+  void* win32_metadata = nullptr;
+  unsigned char compression = 0;
+  unsigned char gpu_direct_rdma = 0;
+  unsigned short usage = 0;
+  unsigned char reserved[4] = {};
+};
+
+struct AccessDescription {
+  Location location;
+  int flags = 0;
+};
+
+enum Result : int {
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kDeinitialized = 4,
+  kAlreadyMapped = 208,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotReady = 600,
+  kNotSupported = 801,
+  kStreamCaptureImplicit = 906,
+};
+
+enum DeviceAttribute : int {
+  kUnifiedAddressing = 41,
+  kVirtualMemoryManagement = 102,
+  k64BitStreamMemoryOperations = 122,
+};
+
+enum PeerAttribute : int { kAccessSupported = 2, kNativeAtomics = 3 };
+
+enum PointerAttribute : int {
+  kMemoryType = 2,
+  kBufferId = 7,
+  kIsManaged = 8,
+  kDeviceOrdinal = 9,
+  kIpcCapable = 10,
+  kRangeStart = 11,
+  kRangeSize = 12,
+  kAllowedHandleTypes = 14,
+  kMemoryPool = 17,
+  kMemoryBlockId = 20,
+};
+
+enum MemoryType : unsigned { kDeviceMemory = 2 };
+
+enum MemoryOperationType : uint32_t { kWaitValue64 = 4, kWriteValue64 = 5 };
+enum WaitFlags : uint32_t { kWaitAtLeast = 0 };
+
+enum StreamFlags : unsigned { kNonBlocking = 1 };
+enum EventFlags : unsigned { kNoTiming = 2 };
+enum CaptureMode : int { kRelaxed = 2 };
+enum HostRegisterFlags : unsigned { kPortable = 1, kDeviceMapped = 2 };
+enum IpcFlags : unsigned { kLazyPeerAccess = 1 };
+enum HandleType : int { kPosixDescriptor = 1 };
+enum LocationType : int { kOnDevice = 1 };
+enum AllocationType : int { kPinned = 1 };
+enum AccessFlags : int { kReadWrite = 3 };
+
+// X(member, name in the driver, arguments...). Names carry the version whose signature this is.
+#define PG_SDMA_DRIVER_CALLS(X)                                                                    \
+  X(init, cuInit, unsigned flags)                                                                  \
+  X(error_text, cuGetErrorString, int result, const char** text)                                   \
+  X(device_count, cuDeviceGetCount, int* count)                                                    \
+  X(device_attribute, cuDeviceGetAttribute, int* value, DeviceAttribute attribute, int device)     \
+  X(device_uuid, cuDeviceGetUuid_v2, Uuid* uuid, int device)                                       \
+  X(whole_device_uuid, cuDeviceGetUuid, Uuid* uuid, int device)                                    \
+  X(device_pci_id, cuDeviceGetPCIBusId, char* text, int length, int device)                        \
+  X(can_access_peer, cuDeviceCanAccessPeer, int* can, int device, int peer)                        \
+  X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,      \
+    int peer)                                                                                      \
+  X(retain_primary_context, cuDevicePrimaryCtxRetain, Context* context, int device)                \
+  X(release_primary_context, cuDevicePrimaryCtxRelease_v2, int device)                             \
+  X(current_context, cuCtxGetCurrent, Context* context)                                            \
+  X(push_context, cuCtxPushCurrent_v2, Context context)                                            \
+  X(pop_context, cuCtxPopCurrent_v2, Context* context)                                             \
+  X(priority_range, cuCtxGetStreamPriorityRange, int* least, int* greatest)                        \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, CaptureMode* mode)                   \
+  X(create_stream, cuStreamCreateWithPriority, Stream* stream, unsigned flags, int priority)       \
+  X(destroy_stream, cuStreamDestroy_v2, Stream stream)                                             \
+  X(is_capturing, cuStreamIsCapturing, Stream stream, int* status)                                 \
+  X(wait_event, cuStreamWaitEvent, Stream stream, Event event, unsigned flags)                     \
+  X(memory_operations, cuStreamBatchMemOp_v2, Stream stream, unsigned count,                       \
+    MemoryOperation* operations, unsigned flags)                                                   \
+  X(create_event, cuEventCreate, Event* event, unsigned flags)                                     \
+  X(destroy_event, cuEventDestroy_v2, Event event)                                                 \
+  X(record_event, cuEventRecord, Event event, Stream stream)                                       \
+  X(query_event, cuEventQuery, Event event)                                                        \
+  X(copy, cuMemcpyAsync, Address destination, Address source, size_t bytes, Stream stream)         \
+  X(register_host, cuMemHostRegister_v2, void* data, size_t bytes, unsigned flags)                 \
+  X(unregister_host, cuMemHostUnregister, void* data)                                              \
+  X(host_device_address, cuMemHostGetDevicePointer_v2, Address* address, void* data,               \
+    unsigned flags)                                                                                \
+  X(pointer_attributes, cuPointerGetAttributes, unsigned count, PointerAttribute* attributes,      \
+    void** values, Address address)                                                                \
+  X(address_range, cuMemGetAddressRange_v2, Address* base, size_t* bytes, Address address)         \
+  X(get_ipc_handle, cuIpcGetMemHandle, IpcHandle* handle, Address base)                            \
+  X(open_ipc_handle, cuIpcOpenMemHandle_v2, Address* base, IpcHandle handle, unsigned flags)       \
+  X(close_ipc_handle, cuIpcCloseMemHandle, Address base)                                           \
+  X(retain_allocation, cuMemRetainAllocationHandle, MemoryHandle* handle, void* address)           \
+  X(release_allocation, cuMemRelease, MemoryHandle handle)                                         \
+  X(export_allocation, cuMemExportToShareableHandle, void* out, MemoryHandle handle,               \
+    HandleType type, unsigned long long flags)                                                     \
+  X(import_allocation, cuMemImportFromShareableHandle, MemoryHandle* handle, void* shareable,      \
+    HandleType type)                                                                               \
+  X(reserve_addresses, cuMemAddressReserve, Address* base, size_t bytes, size_t alignment,         \
+    Address hint, unsigned long long flags)                                                        \
+  X(free_addresses, cuMemAddressFree, Address base, size_t bytes)                                  \
+  X(map, cuMemMap, Address address, size_t bytes, size_t offset, MemoryHandle handle,              \
+    unsigned long long flags)                                                                      \
+  X(unmap, cuMemUnmap, Address address, size_t bytes)                                              \
+  X(set_access, cuMemSetAccess, Address address, size_t bytes, const AccessDescription* access,    \
+    size_t count)
+
+// A driver function and the name to report it by. Calling it gives the driver's result code.
+template <class... Arguments>
+struct Call {
+  const char* name = nullptr;
+  int (*function)(Arguments...) = nullptr;
+  int operator()(std::type_identity_t<Arguments>... arguments) const {
+    return function(arguments...);
+  }
+};
+
+// A driver call failed.
+class Failure : public std::runtime_error {
+ public:
+  Failure(int result, const std::string& what) : std::runtime_error(what), result_(result) {}
+  int result() const { return result_; }
+
+ private:
+  int result_;
+};
+
+class Library {
+ public:
+  // Opens `path`, or "libcuda.so.1" when it is empty, and initialises the driver. Throws
+  // std::runtime_error with the reason.
+  static std::shared_ptr<const Library> open(const std::string& path);
+
+  Library(const Library&) = delete;
+  Library& operator=(const Library&) = delete;
+
+#define PG_SDMA_DECLARE(member, name, ...) \
+  static auto declare_##member(__VA_ARGS__) -> int; \
+  template <class... A> static Call<A...> call_of_##member(int (*)(A...)); \
+  decltype(call_of_##member(&declare_##member)) member;
+  PG_SDMA_DRIVER_CALLS(PG_SDMA_DECLARE)
+#undef PG_SDMA_DECLARE
+
+  // Makes the call; throws Failure naming it and the driver's reason when it fails.
+  template <class... Arguments>
+  void must(const Call<Arguments...>& call, std::type_identity_t<Arguments>... arguments) const {
+    const int result = call.function(arguments...);
+    if (result != kSuccess) throw Failure(result, explain(call.name, result));
+  }
+  std::string explain(const char* call, int result) const;
+
+ private:
+  Library() = default;
+};
+
+// Makes a context current for a scope, whatever the thread had.
+class ContextGuard {
+ public:
+  ContextGuard(const Library& library, Context context) : library_(library) {
+    Context current = nullptr;
+    library_.current_context(&current);
+    if (current == context) return;
+    library_.must(library_.push_context, context);
+    pushed_ = true;
+  }
+  ~ContextGuard() {
+    Context popped = nullptr;
+    if (pushed_) library_.pop_context(&popped);
+  }
+  ContextGuard(const ContextGuard&) = delete;
+  ContextGuard& operator=(const ContextGuard&) = delete;
+
+ private:
+  const Library& library_;
+  bool pushed_ = false;
+};
+
+// Lets this thread make calls that another thread's stream capture would forbid, for a scope.
+class RelaxedCapture {
+ public:
+  explicit RelaxedCapture(const Library& library) : library_(library) {
+    library_.exchange_capture_mode(&mode_);
+  }
+  ~RelaxedCapture() { library_.exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  const Library& library_;
+  CaptureMode mode_ = kRelaxed;
+};
+
+}  // namespace pg_sdma::driver
