@@ -1,0 +1,279 @@
+"""Every environment variable of pg_sdma, declared once.
+
+`python -m pg_sdma.settings` prints docs/settings.md, which a test holds to these declarations.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import logging
+import math
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+logger = logging.getLogger("pg_sdma")
+
+PREFIX = "PG_SDMA"
+# Read by setup.py when the extension is built, and by nothing at run time.
+BUILD_VARIABLES = ("PG_SDMA_SANITIZE",)
+INNER_DEFAULTS = {"cpu": "gloo", "cuda": "nccl"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How the text of a variable becomes a value: `parse` raises ValueError, `allowed` says why."""
+
+    allowed: str
+    parse: Callable[[str], Any]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """What is said of one environment variable."""
+
+    name: str
+    kind: Kind
+    default: str  # as documented
+    doc: str
+    agreed: bool  # must be the same on all ranks of a group
+
+
+def _choice(*words: str) -> Kind:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError
+        return text
+
+    *but_last, last = (f"`{word}`" for word in words)
+    return Kind(f"{', '.join(but_last)} or {last}", parse)
+
+
+def _switch(on: str, off: str) -> Kind:
+    words = _choice(on, off)
+    return Kind(words.allowed, lambda text: words.parse(text) == on)
+
+
+def _integer(least: int, unit: str) -> Kind:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError
+        return value
+
+    return Kind(f"{unit}, an integer from {least}", parse)
+
+
+def _milliseconds(text: str) -> float:
+    value = float(text)
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError
+    return value
+
+
+def _inner(text: str) -> dict[str, str]:
+    """Backend name by device type, of those named; a bare name is the accelerator's."""
+    inner = {}
+    for part in text.split(","):
+        device, _, name = part.strip().rpartition("=")
+        device = device or "cuda"
+        if device not in INNER_DEFAULTS or not re.fullmatch(r"[a-z]\w*", name) or name == "sdma":
+            raise ValueError
+        inner[device] = name
+    return inner
+
+
+_BIT = _switch("1", "0")
+_KEY = "variable"
+
+
+def _variable(
+    name: str,
+    kind: Kind,
+    doc: str,
+    *,
+    default: str | None = None,
+    unset: Any = None,
+    means: str = "",
+    agreed: bool = False,
+) -> Any:
+    """A field read from variable `name`.
+
+    Where the variable is unset the field is what `default` parses to, or else `unset`, which
+    `means` puts into words.
+    """
+    value = unset if default is None else kind.parse(default)
+    variable = Variable(name, kind, means or f"`{default}`", doc, agreed)
+    return field(default_factory=lambda: value, metadata={_KEY: variable})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of one process. Field names are the keys that pg_sdma._C reads."""
+
+    enabled: bool = _variable(
+        "PG_SDMA",
+        _switch("on", "off"),
+        "`off` sends every call to the inner backend, for comparison. One rank with `off` turns "
+        "the direct route off for its whole group.",
+        default="on",
+    )
+    transport: str = _variable(
+        "PG_SDMA_TRANSPORT",
+        _choice("auto", "pull", "mori"),
+        "What carries the direct route: `pull` reads the peers' tensors where they lie, `mori` is "
+        "AMD's library. `auto` takes pull.",
+        default="auto",
+        agreed=True,
+    )
+    inner: Mapping[str, str] = _variable(
+        "PG_SDMA_INNER",
+        Kind(
+            "a backend for GPU tensors, or `device=backend` pairs such as `cpu=gloo,cuda=gloo`",
+            _inner,
+        ),
+        "The wrapped backends, which carry every other operation and the all-gathers that do not "
+        "go direct.",
+        unset={},
+        means="`cpu=gloo,cuda=nccl`",
+        agreed=True,
+    )
+    min_bytes: int | None = _variable(
+        "PG_SDMA_MIN_BYTES",
+        _integer(0, "bytes"),
+        "All-gathers whose output over all ranks is smaller go to the inner backend.",
+        means="the engine's; 0 for CPU tensors",
+        agreed=True,
+    )
+    patience_ms: float | None = _variable(
+        "PG_SDMA_PATIENCE_MS",
+        Kind("milliseconds, above 0", _milliseconds),
+        "How long a rank's host waits in a call for its peers to enter the same call, before the "
+        "call goes to the inner backend on all ranks.",
+        means="5 for GPU tensors; the group's timeout for CPU tensors",
+    )
+    strict: bool = _variable(
+        "PG_SDMA_STRICT",
+        _BIT,
+        "`1` raises where an all-gather would go to the inner backend.",
+        default="0",
+        agreed=True,
+    )
+    ptracer: bool = _variable(
+        "PG_SDMA_PTRACER",
+        _BIT,
+        "Whether a process may call `prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY)` where the Yama "
+        "security module keeps its peers from reading its CPU tensors. The call lets every process "
+        "of the same user read it.",
+        default="1",
+    )
+    ring: int = _variable(
+        "PG_SDMA_RING",
+        _integer(2, "slots"),
+        "All-gathers for which the ranks of a group can hold records at a time. For tests.",
+        default="16",
+        agreed=True,
+    )
+    allow_same_device: bool = _variable(
+        "PG_SDMA_ALLOW_SAME_DEVICE",
+        _BIT,
+        "`1` lets ranks that share one GPU go direct; the copies are then kernels. For tests.",
+        default="0",
+    )
+    allow_pcie: bool = _variable(
+        "PG_SDMA_ALLOW_PCIE",
+        _BIT,
+        "`1` goes direct also between GPUs that reach each other over PCIe alone.",
+        default="0",
+    )
+    driver: str | None = _variable(
+        "PG_SDMA_DRIVER",
+        Kind("path of a shared library", str),
+        "Opened in place of the GPU vendor's driver library. For tests.",
+        means="`libcuda.so.1` or `libamdhip64.so`",
+    )
+
+    def inner_backend(self, device_type: str) -> str:
+        """The backend that a group wraps for tensors on `device_type` ("cpu" or "cuda")."""
+        return {**INNER_DEFAULTS, **self.inner}[device_type]
+
+    def agreed(self) -> str:
+        """The settings that must match between the ranks of a group, as one line of text."""
+        values = vars(self) | {"inner": {**INNER_DEFAULTS, **self.inner}}
+        return " ".join(
+            f"{variable.name}={_canonical(values[name])}"
+            for name, variable in variables().items()
+            if variable.agreed
+        )
+
+
+def variables() -> dict[str, Variable]:
+    """The declared variables by the name of their field in Settings."""
+    return {f.name: f.metadata[_KEY] for f in fields(Settings)}
+
+
+def read_settings(environ: Mapping[str, str] = os.environ) -> Settings:
+    """The settings in force. A variable set to the empty string counts as unset.
+
+    Raises ValueError naming the variable, its value and what is allowed. Logs one warning for each
+    variable that looks like ours and is not known.
+    """
+    values = {}
+    for name, variable in variables().items():
+        text = environ.get(variable.name, "").strip()
+        if not text:
+            continue
+        try:
+            values[name] = variable.kind.parse(text)
+        except ValueError:
+            raise ValueError(
+                f"{variable.name}={text!r} is not allowed: give {variable.kind.allowed}"
+            ) from None
+    for name in environ:
+        if name.startswith(f"{PREFIX}_"):
+            _warn_unless_known(name)
+    return Settings(**values)
+
+
+@functools.cache
+def _warn_unless_known(name: str) -> None:
+    known = [variable.name for variable in variables().values()]
+    if name in known or name in BUILD_VARIABLES:
+        return
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+    logger.warning("%s is no setting of pg_sdma and has no effect; did you mean %s?", name, nearest)
+
+
+def _canonical(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{key}={value[key]}" for key in sorted(value))
+    if isinstance(value, bool):
+        return str(int(value))
+    return "default" if value is None else str(value)
+
+
+def settings_page() -> str:
+    """docs/settings.md."""
+    rows = [
+        (f"`{v.name}`", v.kind.allowed, v.default, "yes" if v.agreed else "", v.doc)
+        for v in variables().values()
+    ]
+    header = ("variable", "value", "default", "same on all ranks", "what it does")
+    table = [header, ("---",) * len(header), *rows]
+    lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
+    return f"""# Settings
+
+pg_sdma is set by environment variables, read when a process group is made. A value that is not
+allowed raises `ValueError`; a `PG_SDMA_*` variable that is not listed here is warned about once.
+Where a setting has to be the same on all ranks and is not, the group uses the inner backend and
+logs the difference. Messages go to the Python logger `pg_sdma`.
+
+{lines}
+"""
+
+
+if __name__ == "__main__":
+    print(settings_page(), end="")

@@ -1,0 +1,56 @@
+"""Which way the all-gathers of a group went."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+# operation -> route -> {"calls": n, "bytes": n}
+RouteCounts = dict[str, dict[str, dict[str, int]]]
+
+
+def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
+    """Calls and output bytes of this rank's all-gathers over `group` (the default group if None).
+
+    The result maps operation, then route, to `{"calls": n, "bytes": n}`. A route is "direct", or
+    "inner: " and the reason. A group without an sdma backend has none of either.
+    """
+    from pg_sdma import _C
+
+    group = group or c10d._get_default_group()
+    backends = [_backend(group, device) for device in ("cpu", "cuda")]
+    counts: RouteCounts = {}
+    # One object may carry both device types.
+    for backend in {id(b): b for b in backends if isinstance(b, _C.SdmaBackend)}.values():
+        for operation, route, reason, calls, size in backend.stats():
+            key = route if route == "direct" else f"{route}: {reason}"
+            count = counts.setdefault(operation, {}).setdefault(key, {"calls": 0, "bytes": 0})
+            count["calls"] += calls
+            count["bytes"] += size
+    return counts
+
+
+def fast_path_share(group: dist.ProcessGroup | None = None) -> float:
+    """The part of this rank's all-gather bytes that went direct, 0 to 1; NaN where none went."""
+    return direct_share(stats(group))
+
+
+def direct_share(counts: RouteCounts) -> float:
+    """The part of the bytes of `counts` that went direct, 0 to 1; NaN where there are none."""
+    routes = [item for by_route in counts.values() for item in by_route.items()]
+    total = sum(count["bytes"] for _, count in routes)
+    direct = sum(count["bytes"] for route, count in routes if route == "direct")
+    return direct / total if total else float("nan")
+
+
+def _backend(group: dist.ProcessGroup, device: str) -> Any:
+    try:
+        backend = group._get_backend(torch.device(device))
+    except RuntimeError:  # the group has none for this device type
+        return None
+    while isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+        backend = backend.wrapped_pg
+    return backend

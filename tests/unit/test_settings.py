@@ -1,0 +1,116 @@
+"""Environment variables: every one parsed, refused and documented."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pg_sdma.settings import Settings, read_settings, settings_page, variables
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_nothing_set_gives_the_defaults() -> None:
+    assert read_settings({}) == Settings()
+    assert read_settings({"PG_SDMA": "", "PG_SDMA_RING": " ", "PATH": "/bin"}) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "field", "value"),
+    [
+        ("PG_SDMA", "off", "enabled", False),
+        ("PG_SDMA", " on ", "enabled", True),
+        ("PG_SDMA_TRANSPORT", "mori", "transport", "mori"),
+        ("PG_SDMA_INNER", "gloo", "inner", {"cuda": "gloo"}),
+        ("PG_SDMA_INNER", "cpu=mpi, cuda=ucc", "inner", {"cpu": "mpi", "cuda": "ucc"}),
+        ("PG_SDMA_MIN_BYTES", "0", "min_bytes", 0),
+        ("PG_SDMA_MIN_BYTES", "65536", "min_bytes", 65536),
+        ("PG_SDMA_PATIENCE_MS", "0.5", "patience_ms", 0.5),
+        ("PG_SDMA_STRICT", "1", "strict", True),
+        ("PG_SDMA_PTRACER", "0", "ptracer", False),
+        ("PG_SDMA_RING", "2", "ring", 2),
+        ("PG_SDMA_ALLOW_SAME_DEVICE", "1", "allow_same_device", True),
+        ("PG_SDMA_ALLOW_PCIE", "1", "allow_pcie", True),
+        ("PG_SDMA_DRIVER", "/opt/lib/standin.so", "driver", "/opt/lib/standin.so"),
+    ],
+)
+def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value: Any) -> None:
+    assert read_settings({name: text}) == dataclasses.replace(Settings(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "allowed"),
+    [
+        ("PG_SDMA", "1", "`on` or `off`"),
+        ("PG_SDMA_TRANSPORT", "push", "`auto`, `pull` or `mori`"),
+        ("PG_SDMA_INNER", "sdma", "a backend for GPU tensors"),
+        ("PG_SDMA_INNER", "cuda=sdma", "a backend for GPU tensors"),
+        ("PG_SDMA_INNER", "tpu=gloo", "a backend for GPU tensors"),
+        ("PG_SDMA_INNER", "cuda=", "a backend for GPU tensors"),
+        ("PG_SDMA_MIN_BYTES", "-1", "an integer from 0"),
+        ("PG_SDMA_MIN_BYTES", "64K", "an integer from 0"),
+        ("PG_SDMA_PATIENCE_MS", "0", "milliseconds, above 0"),
+        ("PG_SDMA_PATIENCE_MS", "nan", "milliseconds, above 0"),
+        ("PG_SDMA_PATIENCE_MS", "inf", "milliseconds, above 0"),
+        ("PG_SDMA_STRICT", "yes", "`1` or `0`"),
+        ("PG_SDMA_RING", "1", "an integer from 2"),
+    ],
+)
+def test_a_bad_value_is_refused_by_name_with_what_is_allowed(
+    name: str, text: str, allowed: str
+) -> None:
+    with pytest.raises(ValueError) as refused:
+        read_settings({name: text})
+    message = str(refused.value)
+    assert message.startswith(f"{name}='{text}' is not allowed: give ")
+    assert allowed in message
+
+
+def test_an_unknown_variable_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    environ = {"PG_SDMA_PATIENCE": "5", "PG_SDMA_SANITIZE": "address"}
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        assert read_settings(environ) == read_settings(environ) == Settings()
+    (record,) = caplog.records
+    assert "PG_SDMA_PATIENCE is no setting" in record.message
+    assert record.message.endswith("did you mean PG_SDMA_PATIENCE_MS?")
+
+
+def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
+    others = {
+        "PG_SDMA": "off",
+        "PG_SDMA_TRANSPORT": "pull",
+        "PG_SDMA_INNER": "gloo",
+        "PG_SDMA_MIN_BYTES": "0",
+        "PG_SDMA_PATIENCE_MS": "7",
+        "PG_SDMA_STRICT": "1",
+        "PG_SDMA_PTRACER": "0",
+        "PG_SDMA_RING": "4",
+        "PG_SDMA_ALLOW_SAME_DEVICE": "1",
+        "PG_SDMA_ALLOW_PCIE": "1",
+        "PG_SDMA_DRIVER": "/opt/lib/standin.so",
+    }
+    default = Settings().agreed()
+    for variable in variables().values():
+        changed = read_settings({variable.name: others[variable.name]}).agreed()
+        assert (changed != default) == variable.agreed, variable.name
+
+
+def test_agreed_is_the_same_for_two_spellings_of_one_setting() -> None:
+    spelled_out = read_settings({"PG_SDMA_INNER": "cuda=nccl,cpu=gloo", "PG_SDMA_RING": "16"})
+    assert spelled_out.agreed() == Settings().agreed()
+    assert "PG_SDMA_INNER=cpu=gloo,cuda=nccl" in Settings().agreed()
+
+
+def test_inner_backend_falls_back_to_the_vendors() -> None:
+    settings = read_settings({"PG_SDMA_INNER": "ucc"})
+    assert (settings.inner_backend("cpu"), settings.inner_backend("cuda")) == ("gloo", "ucc")
+    assert Settings().inner_backend("cuda") == "nccl"
+
+
+def test_the_documentation_is_what_the_declarations_give() -> None:
+    written = (ROOT / "docs" / "settings.md").read_text()
+    assert written == settings_page(), "run: python -m pg_sdma.settings > docs/settings.md"
