@@ -59,7 +59,7 @@ class StreamChain final : public Chain {
       if (pending.empty()) return nullptr;
       return c10::make_intrusive<JointWork>(std::move(pending));
     }
-    if (!direct_is_last_ && pending.size() == 1) return pending.front();
+    if (queue_ == nullptr) return c10::make_intrusive<JointWork>(std::move(pending));
     auto kept = std::make_shared<StreamWork::Kept>();
     kept->end = queue_->mark();
     kept->gather = gather;
