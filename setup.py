@@ -1,44 +1,73 @@
-"""Builds pg_sdma._C against the torch of the active environment: a C++ compiler and torch, no GPU toolkit."""
+"""Builds pg_sdma._C against the torch of the active environment: g++ and torch, no GPU toolkit."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 from setuptools import setup
 
-COMMAND = "pip install --no-build-isolation ."
+ROOT = Path(__file__).parent
 
 try:
     import torch
     from torch.utils.cpp_extension import BuildExtension, CppExtension
 except ImportError as error:
     sys.exit(
-        f"pg_sdma is built against the torch you run, and this build cannot import torch ({error}).\n"
-        f"Install torch in the active environment first, then run:\n\n    {COMMAND}\n\n"
-        "(build isolation hides the environment's torch; --no-build-isolation shows it.)"
+        f"pg_sdma is built against the torch you run, and this build cannot import it: {error}.\n"
+        "Build isolation hides the environment's torch. In an environment that has torch, run:\n\n"
+        "    pip install 'setuptools>=68' wheel ninja\n"
+        "    pip install --no-build-isolation .\n\n"
+        "(Without ninja the build works too, one file at a time.)"
     )
 
-ROOT = Path(__file__).parent
-SOURCES = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob("csrc/**/*.cpp"))
+if not (2, 11) <= tuple(map(int, re.findall(r"\d+", torch.__version__)[:2])) < (2, 15):
+    sys.exit(
+        f"pg_sdma needs torch 2.11 to 2.14, this environment has {torch.__version__}: "
+        "install one of those, then build again."
+    )
 
-flags = ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter", "-fvisibility=hidden"]
+
+class Build(BuildExtension):
+    """torch's build_ext, which also leaves word beside the extension of what it was built for."""
+
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        if self.editable_mode:
+            # pip hands out a fresh directory each time, which would compile everything again.
+            self.build_temp = str(ROOT / "build" / "editable")
+
+    def run(self) -> None:
+        super().run()
+        note = Path(self.get_ext_fullpath("pg_sdma._C")).with_name("built_for_torch.txt")
+        note.write_text(torch.__version__)
+
+
+flags = ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+flags += ["-fvisibility=hidden"]
 link = []
 if sanitizer := os.environ.get("PG_SDMA_SANITIZE"):
     flags += [f"-fsanitize={sanitizer}", "-fno-omit-frame-pointer"]
     link += [f"-fsanitize={sanitizer}"]
 
+
+def files(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
 setup(
     ext_modules=[
         CppExtension(
             "pg_sdma._C",
-            SOURCES,
+            files("csrc/**/*.cpp"),
+            depends=files("csrc/**/*.h"),
             include_dirs=[str(ROOT / "csrc")],
             extra_compile_args=flags,
             extra_link_args=link,
             define_macros=[("PG_SDMA_BUILT_FOR_TORCH", f'"{torch.__version__}"')],
         )
     ],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=True)},
+    cmdclass={"build_ext": Build},
 )

@@ -1,0 +1,78 @@
+"""Creates the backend of one group: what torch calls for the name "sdma"."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import functools
+import os
+import uuid
+from collections.abc import Container
+from typing import Any
+
+import torch
+from torch.distributed import distributed_c10d as c10d
+
+from pg_sdma import _extension
+from pg_sdma._inner import build_inner
+from pg_sdma.settings import read_settings
+
+
+def create(opts: Any, pg_options: Any = None) -> Any:
+    """Returns the SdmaBackend of a group, wrapped around the backends that it falls back to.
+
+    `opts` is torch's _DistributedBackendOptions (store, group_rank, group_size, timeout, group_id,
+    global_ranks_in_group; since 2.14 also split_from). `pg_options` are those of the inner, or
+    None; they are copied. Raises ImportError when the extension does not fit this torch,
+    ValueError for a wrong PG_SDMA_ variable, and what building the inner raises.
+    """
+    extension = _extension.load()
+    settings = read_settings(os.environ)
+    inners = {
+        device: build_inner(settings.inner_backend(device), device, opts, pg_options)
+        for device in device_types(opts.store, settings.inner)
+    }
+    _detach_at_exit()
+    return extension.SdmaBackend(
+        opts.store,
+        opts.group_rank,
+        opts.group_size,
+        inners=inners,
+        settings={**dataclasses.asdict(settings), "agreed": settings.agreed()},
+        group_name=opts.group_id,
+        timeout=opts.timeout,
+    )
+
+
+def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
+    """Which device types the group's backend is being created for, read off `store`.
+
+    torch does not say. It prefixes the store with the device type: "cuda" for "cpu:gloo,cuda:sdma",
+    "cpu" for "cpu:sdma"; but "cpu" also, once, for bare "sdma", whose one backend serves both. So
+    "cpu" brings "cuda" along where this process sees a GPU, or where `named` (the device types
+    that PG_SDMA_INNER names) has it.
+    """
+    key = f"device_type/{uuid.uuid4()}"
+    store.set(key, "")
+    if store.underlying_store.check([f"cuda//{key}"]):
+        return ("cuda",)
+    return ("cpu", "cuda") if "cuda" in named or torch.cuda.device_count() > 0 else ("cpu",)
+
+
+@functools.cache
+def _detach_at_exit() -> None:
+    atexit.register(_detach_live_groups)
+
+
+def _detach_live_groups() -> None:
+    """Cleans up after a program that ends without destroy_process_group; waits for nobody.
+
+    torch then calls no shutdown, and the destructors run late or never.
+    """
+    for group in list(c10d._world.pg_map):
+        for device in group._device_types:
+            backend = group._get_backend(device)
+            while isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
+                backend = backend.wrapped_pg
+            if isinstance(backend, _extension.load().SdmaBackend):
+                backend.detach()
