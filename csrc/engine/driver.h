@@ -96,6 +96,8 @@ enum MemoryType : unsigned { kDeviceMemory = 2 };
 
 enum MemoryOperationType : uint32_t { kWaitValue64 = 4, kWriteValue64 = 5 };
 enum WaitFlags : uint32_t { kWaitAtLeast = 0 };
+// The write is visible only after all that the stream did before.
+enum WriteFlags : uint32_t { kWriteWithBarrier = 0 };
 
 enum StreamFlags : unsigned { kNonBlocking = 1 };
 enum EventFlags : unsigned { kNoTiming = 2 };

@@ -66,6 +66,9 @@ struct Step {
 };
 using Program = std::vector<Step>;
 
+// What lies between two devices, as far as copies care.
+enum class Link : uint8_t { kHostMemory, kSameDevice, kNvlink, kPcie, kNone };
+
 // Why a piece of memory cannot be exported or opened here. The call then takes the inner.
 class CannotShare : public std::runtime_error {
  public:
@@ -116,7 +119,11 @@ class Engine {
 
   // Makes [data, data + bytes) reachable for peers. Throws CannotShare.
   virtual Place publish(const void* data, size_t bytes) = 0;
+  // How peers open an export that publish() has told. Throws CannotShare once it is not live().
   virtual Ticket ticket(uint64_t export_id) = 0;
+  // Whether an export's memory is still allocated. One that is not never comes back: peers should
+  // close it, because memory stays with the device until they do.
+  virtual bool live(uint64_t) { return true; }
   // Opens a peer's export; `identity` is what the peer's engine gave as identity(). Throws
   // CannotShare.
   virtual Mapping open(const std::string& identity, const Ticket& ticket) = 0;
@@ -125,7 +132,15 @@ class Engine {
   // What peers must know of this engine to open its exports (the host engine: its process id).
   virtual std::string identity() const = 0;
 
-  virtual std::unique_ptr<Queue> queue() = 0;
+  // How this engine's device reaches the one of the peer whose identity() is given.
+  virtual Link link_to(const std::string& identity) const = 0;
+
+  // Whether the caller's current stream is recording a graph. Programs cannot be recorded.
+  virtual bool capturing() const { return false; }
+
+  // A queue whose programs wait and write on counters in [page, page + bytes), host memory that
+  // outlives it.
+  virtual std::unique_ptr<Queue> queue(void* page, size_t bytes) = 0;
 };
 
 }  // namespace pg_sdma

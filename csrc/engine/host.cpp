@@ -123,7 +123,8 @@ class HostEngine final : public Engine {
   }
   void close(const Mapping&) override {}
   std::string identity() const override { return std::to_string(getpid()); }
-  std::unique_ptr<Queue> queue() override { return std::make_unique<HostQueue>(); }
+  Link link_to(const std::string&) const override { return Link::kHostMemory; }
+  std::unique_ptr<Queue> queue(void*, size_t) override { return std::make_unique<HostQueue>(); }
 };
 
 }  // namespace

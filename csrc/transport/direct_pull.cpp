@@ -139,7 +139,7 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
       page_(std::move(page)),
       identities_(std::move(identities)),
       peers_(std::move(peers)),
-      queue_(engine_->queue()),
+      queue_(engine_->queue(page_.data(), page_.size())),
       records_(options_.world),
       imports_(options_.world) {}
 
@@ -266,7 +266,9 @@ CallRecord DirectPull::describe(const Call& call) {
   try {
     for (size_t t = 0; t < call.pieces.size(); ++t) {
       const Piece& piece = call.pieces[t];
-      if (piece.bytes > 0) record.places[t] = engine_->publish(piece.input, piece.bytes);
+      if (piece.bytes == 0) continue;
+      record.places[t] = engine_->publish(piece.input, piece.bytes);
+      if (engine_->opens_exports()) post_ticket(record.places[t].export_id);
     }
   } catch (const CannotShare& error) {
     record.summary.state = CallState::kUnshareable;
@@ -275,12 +277,19 @@ CallRecord DirectPull::describe(const Call& call) {
   return record;
 }
 
+void DirectPull::post_ticket(uint64_t export_id) {
+  Ticket posted;
+  if (page_.find_ticket(options_.rank, export_id, posted)) return;
+  page_.post_ticket(options_.rank, engine_->ticket(export_id));
+}
+
 bool DirectPull::open_exports(std::string& why_not) {
   try {
     for (int peer = 0; peer < options_.world; ++peer) {
       if (peer == options_.rank) continue;
       for (uint32_t t = 0; t < records_[peer].tensors; ++t) {
         const Place& place = records_[peer].places[t];
+        if (place.export_id == 0) continue;  // an empty tensor
         const Mapping& found = mapping(peer, place.export_id);
         if (place.offset > found.bytes) throw CannotShare("a tensor outside of its export");
       }

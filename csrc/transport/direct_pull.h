@@ -45,6 +45,7 @@ class DirectPull final : public Transport {
   using Deadline = Clock::time_point;
 
   CallRecord describe(const Call& call);
+  void post_ticket(uint64_t export_id);
   bool open_exports(std::string& why_not);
   const Mapping& mapping(int peer, uint64_t export_id);
   std::chrono::microseconds patience() const;

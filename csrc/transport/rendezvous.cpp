@@ -167,6 +167,11 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   std::unique_ptr<DirectPull> transport;
   answer = {{"yes", ""}};
   try {
+    for (int rank = 0; rank < options_.world; ++rank) {
+      if (rank != options_.rank && engine->link_to(identities[rank]) == Link::kNone) {
+        throw CannotShare("no access to the device of rank " + std::to_string(rank));
+      }
+    }
     if (!page) {
       const Fields owner = read_fields(engines[0]);
       page.emplace(ControlPage::attach(pids[0], std::stoi(owner.at("page")),

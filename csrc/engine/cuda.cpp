@@ -1,0 +1,222 @@
+#include "engine/cuda.h"
+
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "engine/descriptor_server.h"
+#include "engine/driver.h"
+#include "engine/exports.h"
+#include "engine/imports.h"
+#include "engine/probe.h"
+#include "engine/stream_queue.h"
+
+namespace pg_sdma {
+namespace {
+
+std::string hex(const driver::Uuid& uuid) {
+  std::string text;
+  for (const unsigned char byte : uuid) {
+    char digits[3];
+    std::snprintf(digits, sizeof digits, "%02x", byte);
+    text += digits;
+  }
+  return text;
+}
+
+driver::Uuid uuid_of(const driver::Library& library, int ordinal) {
+  driver::Uuid uuid{};
+  library.must(library.device_uuid, &uuid, ordinal);
+  return uuid;
+}
+
+// Not to be guessed: abstract socket names are open to every process of the host.
+std::string new_socket_name() {
+  uint64_t random = 0;
+  if (getrandom(&random, sizeof random, 0) != sizeof random) {
+    throw CannotShare("the kernel gave no random number");
+  }
+  char name[64];
+  std::snprintf(name, sizeof name, "pg_sdma-%d-%016llx", getpid(),
+                static_cast<unsigned long long>(random));
+  return name;
+}
+
+// What a peer's engine says of itself: "<device uuid> <process> <socket>".
+struct Identity {
+  std::string uuid;
+  Owner owner;
+
+  std::string text() const {
+    return uuid + " " + std::to_string(owner.process) + " " + owner.socket;
+  }
+  static Identity parse(const std::string& text) {
+    Identity identity;
+    std::istringstream words(text);
+    if (!(words >> identity.uuid >> identity.owner.process >> identity.owner.socket)) {
+      throw CannotShare("a peer's engine is not a CUDA engine: " + text);
+    }
+    return identity;
+  }
+};
+
+class CudaEngine final : public Engine {
+ public:
+  explicit CudaEngine(std::shared_ptr<const DriverDevice> device)
+      : device_(std::move(device)),
+        exports_(*device_->library, device_->ordinal),
+        imports_(*device_->library, device_->ordinal) {
+    identity_.uuid = hex(uuid_of(*device_->library, device_->ordinal));
+    identity_.owner = {getpid(), new_socket_name()};
+  }
+
+  std::string name() const override { return "cuda"; }
+  bool stream_ordered() const override { return true; }
+  bool opens_exports() const override { return true; }
+  std::string identity() const override { return identity_.text(); }
+
+  Place publish(const void* data, size_t bytes) override {
+    const auto current = device_->enter();
+    return exports_.publish(data, bytes);
+  }
+
+  Ticket ticket(uint64_t export_id) override {
+    const Ticket ticket = exports_.ticket(export_id);
+    if (ticket.descriptors > 0) std::call_once(serving_, [this] { start_server(); });
+    return ticket;
+  }
+
+  bool live(uint64_t export_id) override {
+    const auto current = device_->enter();
+    return exports_.live(export_id);
+  }
+
+  Mapping open(const std::string& identity, const Ticket& ticket) override {
+    const auto current = device_->enter();
+    const driver::RelaxedCapture relaxed(*device_->library);
+    return imports_.open(Identity::parse(identity).owner, ticket);
+  }
+
+  void close(const Mapping& mapping) override {
+    const auto current = device_->enter();
+    const driver::RelaxedCapture relaxed(*device_->library);
+    imports_.close(mapping);
+  }
+
+  Link link_to(const std::string& identity) const override {
+    const std::string uuid = Identity::parse(identity).uuid;
+    if (uuid == identity_.uuid) return Link::kSameDevice;
+    const driver::Library& library = *device_->library;
+    int count = 0;
+    library.must(library.device_count, &count);
+    for (int peer = 0; peer < count; ++peer) {
+      if (hex(uuid_of(library, peer)) == uuid) return link_between(device_->ordinal, peer);
+    }
+    return Link::kNone;  // CUDA_VISIBLE_DEVICES hides it, and then it cannot be opened either
+  }
+
+  bool capturing() const override {
+    const driver::Library& library = *device_->library;
+    int status = 0;
+    const int result = library.is_capturing(device_->current_stream(), &status);
+    // The default stream may not even be asked while another stream is being captured.
+    if (result == driver::kStreamCaptureImplicit) return true;
+    if (result != driver::kSuccess) {
+      throw driver::Failure(result, library.explain(library.is_capturing.name, result));
+    }
+    return status != 0;
+  }
+
+  std::unique_ptr<Queue> queue(void* page, size_t bytes) override {
+    return std::make_unique<StreamQueue>(device_, page, bytes);
+  }
+
+ private:
+  void start_server() {
+    server_ = std::make_unique<DescriptorServer>(
+        identity_.owner.socket, [this](uint64_t export_id, size_t first, size_t count) {
+          const auto current = device_->enter();
+          const driver::RelaxedCapture relaxed(*device_->library);
+          return exports_.descriptors(export_id, first, count);
+        });
+  }
+
+  Link link_between(int device, int peer) const {
+    const driver::Library& library = *device_->library;
+    int possible = 0;
+    library.must(library.can_access_peer, &possible, device, peer);
+    if (possible == 0) return Link::kNone;
+    // Atomics across the link are what NVLink has and PCIe has not.
+    int atomics = 0;
+    library.must(library.peer_attribute, &atomics, driver::kNativeAtomics, device, peer);
+    return atomics != 0 ? Link::kNvlink : Link::kPcie;
+  }
+
+  std::shared_ptr<const DriverDevice> device_;
+  Identity identity_;
+  Exports exports_;
+  Imports imports_;
+  std::once_flag serving_;
+  std::unique_ptr<DescriptorServer> server_;  // last, so that its thread ends first
+};
+
+// Throws CannotShare when the device lacks what the engine needs.
+void check_device(const driver::Library& library, int ordinal) {
+  const auto has = [&](driver::DeviceAttribute attribute) {
+    int value = 0;
+    library.must(library.device_attribute, &value, attribute, ordinal);
+    return value != 0;
+  };
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (connections != nullptr && std::atoi(connections) == 1) {
+    throw CannotShare("CUDA_DEVICE_MAX_CONNECTIONS=1, with which one waiting stream holds all");
+  }
+  if (!has(driver::kUnifiedAddressing) || !has(driver::k64BitStreamMemoryOperations)) {
+    throw CannotShare("the device has no 64-bit stream memory operations");
+  }
+  driver::Uuid whole{};
+  library.must(library.whole_device_uuid, &whole, ordinal);
+  if (whole != uuid_of(library, ordinal)) {
+    throw CannotShare("the device is a MIG instance, which peers cannot read");
+  }
+}
+
+std::shared_ptr<const DriverDevice> open_device(int ordinal, const std::string& library,
+                                                std::function<void*()> current_stream) {
+  auto device = std::make_shared<DriverDevice>();
+  device->library = driver::Library::open(library);
+  device->ordinal = ordinal;
+  device->current_stream = std::move(current_stream);
+  check_device(*device->library, ordinal);
+  // Never released: torch keeps the primary context to the end of the process as well.
+  device->library->must(device->library->retain_primary_context, &device->context, ordinal);
+  return device;
+}
+
+}  // namespace
+
+std::shared_ptr<Engine> cuda_engine(int ordinal, const std::string& library,
+                                    std::function<void*()> current_stream) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, std::string>, std::weak_ptr<Engine>> engines;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto& known = engines[{ordinal, library}];
+  if (std::shared_ptr<Engine> engine = known.lock()) return engine;
+  try {
+    const auto device = open_device(ordinal, library, std::move(current_stream));
+    probe_streams(*device);
+    auto engine = std::make_shared<CudaEngine>(device);
+    known = engine;
+    return engine;
+  } catch (const std::runtime_error& error) {
+    throw CannotShare("CUDA device " + std::to_string(ordinal) + ": " + error.what());
+  }
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,195 @@
+#include "engine/stream_queue.h"
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace pg_sdma {
+namespace {
+
+// cuStreamBatchMemOp takes fewer than 256. Nothing here counts what is enqueued: behind a wait that
+// is not over, the driver's call blocks once about a thousand entries are queued, and goes on when
+// the peers get there.
+constexpr size_t kMostOperations = 255;
+
+constexpr std::chrono::seconds kDrainPatience{2};
+
+}  // namespace
+
+// Events that have no timing, used again and again.
+class EventPool : public std::enable_shared_from_this<EventPool> {
+ public:
+  explicit EventPool(std::shared_ptr<const DriverDevice> device) : device_(std::move(device)) {}
+  ~EventPool() {
+    for (const driver::Event event : free_) device_->library->destroy_event(event);
+  }
+
+  // An event recorded on `stream`. It returns to the pool with the last reference: a wait that was
+  // enqueued on it keeps what was recorded.
+  std::shared_ptr<void> record(driver::Stream stream) {
+    driver::Event event = nullptr;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        event = free_.back();
+        free_.pop_back();
+      }
+    }
+    if (event == nullptr) {
+      device_->library->must(device_->library->create_event, &event, driver::kNoTiming);
+    }
+    std::shared_ptr<void> recorded(event, [pool = shared_from_this()](driver::Event used) {
+      std::lock_guard<std::mutex> lock(pool->mutex_);
+      pool->free_.push_back(used);
+    });
+    device_->library->must(device_->library->record_event, event, stream);
+    return recorded;
+  }
+
+  const DriverDevice& device() const { return *device_; }
+
+ private:
+  std::shared_ptr<const DriverDevice> device_;
+  std::mutex mutex_;
+  std::vector<driver::Event> free_;
+};
+
+namespace {
+
+class EventMarker final : public Queue::Marker {
+ public:
+  EventMarker(std::shared_ptr<EventPool> pool, std::shared_ptr<void> event)
+      : pool_(std::move(pool)), event_(std::move(event)) {}
+
+  bool passed() override {
+    const DriverDevice& device = pool_->device();
+    const driver::Library& library = *device.library;
+    const auto current = device.enter();
+    const driver::RelaxedCapture relaxed(library);
+    const int result = library.query_event(event_.get());
+    if (result == driver::kSuccess) return true;
+    if (result == driver::kNotReady) return false;
+    throw driver::Failure(result, library.explain(library.query_event.name, result));
+  }
+
+  void caller_follows() override {
+    const DriverDevice& device = pool_->device();
+    const auto current = device.enter();
+    device.library->must(device.library->wait_event, device.current_stream(), event_.get(), 0);
+  }
+
+ private:
+  std::shared_ptr<EventPool> pool_;
+  std::shared_ptr<void> event_;
+};
+
+}  // namespace
+
+StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page, size_t bytes)
+    : device_(std::move(device)),
+      events_(std::make_shared<EventPool>(device_)),
+      page_(page),
+      bytes_(bytes) {
+  const driver::Library& library = *device_->library;
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(library);
+  library.must(library.register_host, page_, bytes_, driver::kPortable | driver::kDeviceMapped);
+  try {
+    library.must(library.host_device_address, &page_on_device_, page_, 0);
+    int least = 0;
+    int greatest = 0;
+    library.must(library.priority_range, &least, &greatest);
+    library.must(library.create_stream, &stream_, driver::kNonBlocking, greatest);
+  } catch (...) {
+    library.unregister_host(page_);
+    throw;
+  }
+}
+
+StreamQueue::~StreamQueue() {
+  const driver::Library& library = *device_->library;
+  // A wait that never ends would hold the unregistering too: then the page's memory stays pinned
+  // and the stream stays, which is all that a broken group can leave to its process's end.
+  if (!drained()) return;
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(library);
+  library.destroy_stream(stream_);
+  library.unregister_host(page_);
+}
+
+bool StreamQueue::drained() {
+  try {
+    const std::shared_ptr<Marker> last = mark();
+    const auto deadline = std::chrono::steady_clock::now() + kDrainPatience;
+    while (!last->passed()) {
+      if (std::chrono::steady_clock::now() > deadline) return false;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+    return true;
+  } catch (const driver::Failure&) {
+    return false;  // the driver was shut down before us, or the device has failed
+  }
+}
+
+void StreamQueue::follow_caller() { follow(device_->current_stream()); }
+
+void StreamQueue::follow(void* stream) {
+  const driver::Library& library = *device_->library;
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(library);
+  library.must(library.wait_event, stream_, events_->record(stream).get(), 0);
+}
+
+void StreamQueue::run(const Program& program, Waiter&) {
+  const driver::Library& library = *device_->library;
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(library);
+  for (const Step& step : program) {
+    if (step.kind != Step::Kind::kCopy) {
+      note(step);
+      continue;
+    }
+    flush();
+    library.must(library.copy, reinterpret_cast<driver::Address>(step.destination), step.source,
+                 step.bytes, stream_);
+  }
+  flush();
+}
+
+void StreamQueue::caller_follows() { mark()->caller_follows(); }
+
+std::shared_ptr<Queue::Marker> StreamQueue::mark() {
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(*device_->library);
+  return std::make_shared<EventMarker>(events_, events_->record(stream_));
+}
+
+void StreamQueue::note(const Step& step) {
+  const auto offset = reinterpret_cast<uintptr_t>(step.counter) - reinterpret_cast<uintptr_t>(page_);
+  driver::MemoryOperation operation;
+  operation.address = page_on_device_ + offset;
+  operation.value = step.value;
+  if (step.kind == Step::Kind::kWait) {
+    operation.operation = driver::kWaitValue64;
+    operation.flags = driver::kWaitAtLeast;
+  } else {
+    operation.operation = driver::kWriteValue64;
+    operation.flags = driver::kWriteWithBarrier;
+  }
+  operations_.push_back(operation);
+  if (operations_.size() == kMostOperations) flush();
+}
+
+void StreamQueue::flush() {
+  if (operations_.empty()) return;
+  const driver::Library& library = *device_->library;
+  const int result = library.memory_operations(
+      stream_, static_cast<unsigned>(operations_.size()), operations_.data(), 0);
+  operations_.clear();
+  if (result != driver::kSuccess) {
+    throw driver::Failure(result, library.explain(library.memory_operations.name, result));
+  }
+}
+
+}  // namespace pg_sdma
