@@ -1,0 +1,63 @@
+# The tasks of a working copy. Each makes .venv first where there is none, and builds the extension
+# again when its sources have changed.
+
+# Whose torch is used, where it has one: by default the active environment's.
+PYTHON ?= python3
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
+SOURCES := $(shell find csrc -type f)
+
+.PHONY: setup demo test nightly gpu-test sanitize lint format bench clean
+
+setup: .venv/.ready
+
+demo: .venv/.ready
+	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py \
+	    --device cpu --compare --steps 200 --out out/demo
+
+test: .venv/.ready
+	$(PYTEST)
+
+nightly: .venv/.ready
+	$(PYTEST) -m nightly
+
+gpu-test: .venv/.ready
+	$(PYTEST) -m gpu tests/gpu
+
+sanitize: .venv/.ready
+	$(BIN)/python tests/cpp/sanitize.py
+
+lint: .venv/.ready
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: .venv/.ready
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+bench: .venv/.ready
+	$(BIN)/pg-sdma bench
+
+clean:
+	rm -rf .venv build dist out src/*.egg-info src/pg_sdma/*.so src/pg_sdma/built_for_torch.txt
+
+.venv/.python: tools/make_venv.py
+	$(PYTHON) tools/make_venv.py
+	@touch $@
+
+.venv/.built: .venv/.python setup.py pyproject.toml $(SOURCES)
+	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# The extras by what the installed metadata says of them, and without pg_sdma's own dependency: pip
+# must never take it for a reason to replace torch.
+.venv/.ready: .venv/.built
+	$(BIN)/python -c "from importlib.metadata import requires; \
+	    print(*(r.split(';')[0] for r in requires('pg-sdma') if 'extra' in r), sep='\n')" \
+	    | $(BIN)/python -m pip install --quiet --requirement /dev/stdin
+	@touch $@
