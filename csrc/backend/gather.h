@@ -35,7 +35,10 @@ class Gather {
   c10d::OpType type;
 
   const Tensors& outputs() const { return outputs_; }
-  at::Device device() const { return inputs_.at(0).device(); }
+  // Of the tensors; the CPU when the call has none.
+  at::Device device() const {
+    return inputs_.empty() || !inputs_[0].defined() ? at::Device(at::kCPU) : inputs_[0].device();
+  }
 
   // The same call on the inner, as the user made it.
   WorkPtr on_inner(c10d::Backend& inner);

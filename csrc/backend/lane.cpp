@@ -1,10 +1,12 @@
 #include "backend/lane.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 
 #include "backend/self_test.h"
+#include "engine/cuda.h"
 #include "engine/host.h"
 
 namespace pg_sdma {
@@ -63,8 +65,12 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   options.settings = group.settings.agreed;
   options.ring = group.settings.ring;
   options.let_peers_read = group.settings.let_peers_read;
-  options.patience = std::chrono::microseconds(
-      static_cast<int64_t>(1000 * group.settings.patience_ms.value_or(0)));
+  if (group.settings.patience_ms) {
+    options.patience =
+        std::chrono::microseconds(static_cast<int64_t>(1000 * *group.settings.patience_ms));
+  }
+  options.allow_same_device = group.settings.allow_same_device;
+  options.allow_pcie = group.settings.allow_pcie;
   return options;
 }
 
@@ -89,7 +95,9 @@ Lane::~Lane() { shutdown(); }
 WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
   std::lock_guard<std::mutex> lock(mutex_);
   check_fork();
-  if (!voted_ && !gather->facts.capturing && !gather->facts.coalescing) vote(*gather);
+  if (!engine_ && !voted_) make_engine(gather->device());
+  gather->facts.capturing = engine_ && engine_->capturing();
+  if (!voted_ && !gather->facts.capturing && !gather->facts.coalescing) vote();
   const std::string refusal = static_refusal(gather->facts, policy_);
   if (!refusal.empty()) return take_inner(*gather, refusal);
   if (gather->call.timeout.count() <= 0) gather->call.timeout = timeout_.load();
@@ -147,10 +155,24 @@ void Lane::refuse_silence(const Gather& gather, const std::string& reason) const
               " would use the inner backend ", inner_->getBackendName(), ": ", reason);
 }
 
-void Lane::vote(const Gather& gather) {
-  const auto engine = [this]() -> std::shared_ptr<Engine> {
-    if (device_ == c10::kCPU) return host_engine();
-    throw CannotShare("no engine for this device yet");
+void Lane::make_engine(c10::Device device) {
+  if (!group_->settings.enabled) return;
+  try {
+    engine_ = device.is_cpu() ? host_engine()
+                              : cuda_engine(device.index(), group_->settings.driver, [device] {
+                                  return c10::impl::VirtualGuardImpl(device.type())
+                                      .getStream(device)
+                                      .native_handle();
+                                });
+  } catch (const std::exception& error) {
+    no_engine_ = error.what();
+  }
+}
+
+void Lane::vote() {
+  const auto engine = [this] {
+    if (!engine_) throw CannotShare(no_engine_);
+    return engine_;
   };
   const auto test = [this](Transport& transport) {
     return self_test(transport, device_, group_->rank, group_->size, timeout_.load());
