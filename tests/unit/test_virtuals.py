@@ -1,7 +1,7 @@
-"""Every virtual of the installed torch's c10d.Backend is overridden by ours, or has a reason not to.
+"""Every virtual of the installed torch's c10d.Backend is overridden, or has a reason not to be.
 
-One that is not overridden would raise "does not support ..." for an operation that the inner has, or
-answer for the inner.
+One that is not would raise "does not support ..." for an operation that the inner has, or answer in
+the inner's place.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def overridden() -> set[str]:
 
 def test_every_virtual_is_overridden_or_has_a_reason():
     missing = virtuals() - overridden() - NOT_OVERRIDDEN.keys()
-    assert not missing, (
-        f"torch {torch.__version__} has virtuals that delegating.h does not override"
-    )
+    assert not missing, f"delegating.h lacks virtuals of torch {torch.__version__}"
 
 
 def test_no_reason_outlives_its_use():
