@@ -81,7 +81,8 @@ class Lane final : private Carrier {
   std::vector<WorkPtr> carry(Gather& gather) override;
   Transport& transport() override { return *transport_; }
 
-  void vote(const Gather& gather);
+  void make_engine(c10::Device device);
+  void vote();
   WorkPtr take_inner(Gather& gather, const std::string& reason);
   void refuse_silence(const Gather& gather, const std::string& reason) const;
   void check_fork() const;
@@ -98,6 +99,8 @@ class Lane final : private Carrier {
   bool voted_ = false;
   bool closed_ = false;
   Policy policy_;
+  std::shared_ptr<Engine> engine_;
+  std::string no_engine_;  // why there is none
   std::unique_ptr<DirectPull> transport_;
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };

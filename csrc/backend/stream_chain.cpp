@@ -31,15 +31,17 @@ class StreamChain final : public Chain {
   // theirs behind it, and who has dropped it expects nothing.
   void after_inner(const WorkPtr& work) override {
     direct_is_last_ = false;
-    inner_stream_ = guard_.getStream(guard_.getDevice());
+    inner_stream_ = guard_.getStream(device_.value_or(guard_.getDevice()));
     inner_work_ = c10::weak_intrusive_ptr<c10d::Work>(work);
   }
 
   void before_direct(Transport& transport) override {
     queue_ = &transport.queue();
-    const c10::Stream caller = guard_.getStream(guard_.getDevice());
+    const c10::Stream caller = guard_.getStream(*device_);
     queue_->follow_caller();
-    if (inner_stream_ && *inner_stream_ != caller) queue_->follow(inner_stream_->native_handle());
+    if (inner_stream_ && *inner_stream_ != caller && inner_stream_->device() == *device_) {
+      queue_->follow(inner_stream_->native_handle());
+    }
     inner_stream_.reset();
     if (const WorkPtr before = inner_work_.lock()) {
       // Through its future, because Work::wait() would let go of tensors that the caller's stream
@@ -53,6 +55,7 @@ class StreamChain final : public Chain {
 
   WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
     reap();
+    device_ = gather->device();
     std::vector<WorkPtr> pending = carrier.carry(*gather);
     if (!gather->async) {
       if (direct_is_last_) queue_->caller_follows();
@@ -94,6 +97,7 @@ class StreamChain final : public Chain {
 
   const c10::impl::VirtualGuardImpl guard_;
   Queue* queue_ = nullptr;  // the transport's, once it has carried something
+  std::optional<c10::Device> device_;  // of the last gather
   bool direct_is_last_ = false;
   std::optional<c10::Stream> inner_stream_;
   c10::weak_intrusive_ptr<c10d::Work> inner_work_{WorkPtr()};

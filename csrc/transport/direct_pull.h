@@ -38,6 +38,7 @@ class DirectPull final : public Transport {
   void abort(const std::string& why) override;
 
   ControlPage& page() { return page_; }
+  void set_patience(std::chrono::microseconds patience) { options_.patience = patience; }
 
  private:
   class PageView;

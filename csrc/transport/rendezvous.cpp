@@ -16,6 +16,10 @@ namespace {
 
 constexpr const char* kProtocol = "1";
 
+// A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
+// inner would enqueue and go on.
+constexpr std::chrono::milliseconds kStreamPatience{5};
+
 // A record: one `name=value` a line. Values hold no line breaks.
 using Fields = std::map<std::string, std::string>;
 
@@ -90,6 +94,23 @@ std::optional<std::string> first_no(const std::vector<std::string>& answers) {
     if (no != answer.end()) return "rank " + std::to_string(rank) + ": " + no->second;
   }
   return std::nullopt;
+}
+
+// Why a device may not be read over the link to it; empty when it may.
+std::string link_objection(Link link, const Rendezvous::Options& options) {
+  switch (link) {
+    case Link::kNone:
+      return "no peer access between the devices";
+    case Link::kSameDevice:
+      return options.allow_same_device
+                 ? ""
+                 : "two ranks on one device, where every copy is a kernel "
+                   "(PG_SDMA_ALLOW_SAME_DEVICE=1 for tests)";
+    case Link::kPcie:
+      return options.allow_pcie ? "" : "PCIe between the devices (PG_SDMA_ALLOW_PCIE=1 allows it)";
+    default:
+      return "";
+  }
 }
 
 std::chrono::microseconds spin_for(int world) {
@@ -168,9 +189,9 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   answer = {{"yes", ""}};
   try {
     for (int rank = 0; rank < options_.world; ++rank) {
-      if (rank != options_.rank && engine->link_to(identities[rank]) == Link::kNone) {
-        throw CannotShare("no access to the device of rank " + std::to_string(rank));
-      }
+      if (rank == options_.rank) continue;
+      const std::string why = link_objection(engine->link_to(identities[rank]), options_);
+      if (!why.empty()) throw CannotShare(why + ", to rank " + std::to_string(rank));
     }
     if (!page) {
       const Fields owner = read_fields(engines[0]);
@@ -183,7 +204,6 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     options.rank = options_.rank;
     options.world = options_.world;
     options.ring = options_.ring;
-    options.patience = options_.patience;
     options.spin = spin_for(options_.world);
     transport = std::make_unique<DirectPull>(options, engine, std::move(*page), identities,
                                              std::make_unique<Peers>(pids));
@@ -204,6 +224,9 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   }
   post("tested", write_fields(answer));
   if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no};
+  // Only now: a rank that is late for the self-test is no reason to do without the transport.
+  transport->set_patience(options_.patience.value_or(
+      engine->stream_ordered() ? kStreamPatience : std::chrono::microseconds(0)));
   return {std::move(transport), ""};
 }
 

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,8 +37,10 @@ class Rendezvous {
     bool enabled = true;   // PG_SDMA
     std::string settings;  // what must be equal on all ranks, as text
     uint64_t ring = 16;
-    std::chrono::microseconds patience{0};
+    std::optional<std::chrono::microseconds> patience;  // none: the engine's default
     bool let_peers_read = true;
+    bool allow_same_device = false;
+    bool allow_pcie = false;
   };
 
   struct Result {
