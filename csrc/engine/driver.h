@@ -58,26 +58,10 @@ struct AccessDescription {
   int flags = 0;
 };
 
-enum Result : int {
-  kSuccess = 0,
-  kInvalidValue = 1,
-  kOutOfMemory = 2,
-  kDeinitialized = 4,
-  kAlreadyMapped = 208,
-  kInvalidHandle = 400,
-  kNotFound = 500,
-  kNotReady = 600,
-  kNotSupported = 801,
-  kStreamCaptureImplicit = 906,
-};
+enum Result : int { kSuccess = 0, kNotReady = 600, kStreamCaptureImplicit = 906 };
 
-enum DeviceAttribute : int {
-  kUnifiedAddressing = 41,
-  kVirtualMemoryManagement = 102,
-  k64BitStreamMemoryOperations = 122,
-};
-
-enum PeerAttribute : int { kAccessSupported = 2, kNativeAtomics = 3 };
+enum DeviceAttribute : int { kUnifiedAddressing = 41, k64BitStreamMemoryOperations = 122 };
+enum PeerAttribute : int { kNativeAtomics = 3 };
 
 enum PointerAttribute : int {
   kMemoryType = 2,
@@ -122,7 +106,6 @@ enum AccessFlags : int { kReadWrite = 3 };
   X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,      \
     int peer)                                                                                      \
   X(retain_primary_context, cuDevicePrimaryCtxRetain, Context* context, int device)                \
-  X(release_primary_context, cuDevicePrimaryCtxRelease_v2, int device)                             \
   X(current_context, cuCtxGetCurrent, Context* context)                                            \
   X(push_context, cuCtxPushCurrent_v2, Context context)                                            \
   X(pop_context, cuCtxPopCurrent_v2, Context* context)                                             \

@@ -1,0 +1,50 @@
+// A stand-in for CUDA's driver library: the functions that the engine uses, by their names, over
+// memory files and threads, so that the engine's own code runs where there is no GPU.
+//
+// "Device memory" is memfds, which other processes map as CUDA IPC would; streams are queues that
+// threads work off in order. It is strict: what CUDA leaves undefined is an error here, or aborts.
+// ASSUMPTIONS.md says what it takes for granted of CUDA, and which GPU test checks it.
+//
+// Environment, read when the library is initialised:
+//   STANDIN_DEVICES=4          devices
+//   STANDIN_LINK=nvlink        what joins two of them: nvlink, pcie or none
+//   STANDIN_MIG=0              1: devices are MIG instances
+//   STANDIN_64BIT=1            0: no 64-bit stream memory operations
+//   STANDIN_BLOCK_IDS=1        0: an older driver, without ids of physical memory
+//   STANDIN_QUEUES=0           hardware queues that all streams share; 0: one for each stream
+//   STANDIN_DEPTH=1020         entries of a stream before enqueuing blocks
+//   STANDIN_DELAY_US=0         each operation starts up to so much later, at random
+//   STANDIN_FAIL=name:n[:code] the n-th call of a function gives this result (999)
+#pragma once
+
+#include <cstddef>
+
+#include "engine/driver.h"
+
+extern "C" {
+
+// The engine's functions.
+namespace pg_sdma::driver {
+#define STANDIN_DECLARE(member, name, ...) __attribute__((visibility("default"))) int name(__VA_ARGS__);
+PG_SDMA_DRIVER_CALLS(STANDIN_DECLARE)
+#undef STANDIN_DECLARE
+}  // namespace pg_sdma::driver
+
+// What the tests need besides.
+#pragma GCC visibility push(default)
+int cuStreamSynchronize(void* stream);
+int cuMemAlloc_v2(unsigned long long* address, size_t bytes);
+int cuMemAllocManaged(unsigned long long* address, size_t bytes, unsigned flags);
+int cuMemFree_v2(unsigned long long address);
+int cuMemCreate(unsigned long long* handle, size_t bytes,
+                const pg_sdma::driver::AllocationProperties* properties, unsigned long long flags);
+int cuStreamBeginCapture_v2(void* stream, int mode);
+int cuStreamEndCapture(void* stream, void** graph);
+
+// How often a function was called in this process.
+long standin_calls(const char* name);
+// Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
+size_t standin_allocated();
+size_t standin_mapped();
+#pragma GCC visibility pop
+}
