@@ -41,8 +41,15 @@ class Build(BuildExtension):
 
     def run(self) -> None:
         super().run()
-        note = Path(self.get_ext_fullpath("pg_sdma._C")).with_name("built_for_torch.txt")
-        note.write_text(torch.__version__)
+        extension = Path(self.get_ext_fullpath("pg_sdma._C"))
+        if b"libstdc++.so" not in extension.read_bytes():
+            # Two C++ libraries in one process crash at the first formatted number.
+            extension.unlink()
+            sys.exit(
+                "this compiler links libstdc++ statically, and torch brings a shared one: build "
+                "with another, such as `CC=/usr/bin/gcc CXX=/usr/bin/g++ pip install ...`"
+            )
+        extension.with_name("built_for_torch.txt").write_text(torch.__version__)
 
 
 flags = ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter"]
