@@ -8,12 +8,12 @@ namespace pg_sdma {
 
 WorkPtr SdmaBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
-  return gather(Gather::Form::kIntoTensor, {output}, {input}, opts);
+  return all_gather(Gather::Form::kIntoTensor, {output}, {input}, opts);
 }
 
 WorkPtr SdmaBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
-  return gather(Gather::Form::kIntoTensorCoalesced, outputs, inputs, opts);
+  return all_gather(Gather::Form::kIntoTensorCoalesced, outputs, inputs, opts);
 }
 
 WorkPtr SdmaBackend::allgather(TensorLists& outputs, Tensors& inputs,
@@ -22,11 +22,11 @@ WorkPtr SdmaBackend::allgather(TensorLists& outputs, Tensors& inputs,
   if (outputs.size() != 1 || inputs.size() != 1) {
     return DelegatingBackend::allgather(outputs, inputs, opts);
   }
-  return gather(Gather::Form::kList, outputs[0], inputs, opts);
+  return all_gather(Gather::Form::kList, outputs[0], inputs, opts);
 }
 
-WorkPtr SdmaBackend::gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
-                            const c10d::AllgatherOptions& opts) {
+WorkPtr SdmaBackend::all_gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
+                                const c10d::AllgatherOptions& opts) {
   const bool known = !inputs.empty() && inputs[0].defined();
   Lane& lane = known ? lane_for("all_gather", inputs[0].device().type()) : main_lane();
   auto gather = std::make_shared<Gather>(form, rank_, size_, outputs, inputs, opts);

@@ -29,8 +29,8 @@ class SdmaBackend final : public DelegatingBackend {
   BackendPtr wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) override;
 
  private:
-  WorkPtr gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
-                 const c10d::AllgatherOptions& opts);
+  WorkPtr all_gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
+                     const c10d::AllgatherOptions& opts);
 };
 
 }  // namespace pg_sdma
