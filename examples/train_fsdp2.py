@@ -168,7 +168,7 @@ def main() -> None:
     launch = Launch(options.device)
     runs = []
     for transport in ("inner", "sdma") if options.compare else (options.transport,):
-        backend = backend_string(transport, options.device, options.inner_backend)
+        backend = backend_string(transport, options.device)
         with launch.process_group(backend), deterministic_kernels(options.deterministic):
             runs.append(train(launch, options, transport, backend))
 

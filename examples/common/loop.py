@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,12 +15,7 @@ from torch import Tensor
 
 from common.progress import progress
 from common.text import ByteBatches
-
-# The all-gathers of ZeRO. The names are those of torch.distributed.
-ALL_GATHERS = ("all_gather_into_tensor", "all_gather_into_tensor_coalesced", "all_gather")
-
-# What `pg_sdma.stats()` returns: operation -> route -> {"calls": n, "bytes": n}.
-RouteCounts = Mapping[str, Mapping[str, Mapping[str, int]]]
+from pg_sdma import fast_path_share
 
 RUN_AHEAD = 2  # steps by which the host may lead the device
 
@@ -36,7 +31,7 @@ class Run:
     ms_per_step: float  # median over the measured steps, each as long as on its slowest rank
     tokens_per_s: float  # of all ranks together
     peak_memory_bytes: int | None  # of torch's allocator, on the fullest device; None on CPU
-    fast_path_share: float | None  # of all-gather bytes; None without pg_sdma
+    fast_path_share: float | None  # of all-gather bytes; None where none went over sdma
 
 
 class StepClock:
@@ -105,7 +100,7 @@ def run_steps(
             finished = i - RUN_AHEAD if cuda else i
             advance(losses[finished].item() if finished >= 0 else math.nan)
         times = clock.milliseconds()
-    share = fast_path_share(_route_counts()) if transport == "sdma" else None
+    share = fast_path_share() if transport == "sdma" else math.nan
     mean = losses.to(device, torch.float64)
     dist.all_reduce(mean)
     mean /= dist.get_world_size()
@@ -126,22 +121,5 @@ def run_steps(
         ms_per_step=ms_per_step,
         tokens_per_s=tokens / ms_per_step * 1e3,
         peak_memory_bytes=int(slowest[-1]) if cuda else None,
-        fast_path_share=share,
+        fast_path_share=None if math.isnan(share) else share,
     )
-
-
-def fast_path_share(counts: RouteCounts) -> float | None:
-    """The part of all-gather bytes that went the direct route; None where none were gathered."""
-    routes = [
-        (route, count["bytes"])
-        for operation in ALL_GATHERS
-        for route, count in counts.get(operation, {}).items()
-    ]
-    total = sum(size for _, size in routes)
-    return sum(size for route, size in routes if route == "direct") / total if total else None
-
-
-def _route_counts() -> RouteCounts:
-    import pg_sdma
-
-    return pg_sdma.stats()

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from common.gpt import PRESETS, GPTConfig
+from pg_sdma.settings import read_settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -67,7 +68,9 @@ def training_parser(description: str) -> argparse.ArgumentParser:
         help="pg_sdma, or the backend that it wraps, plain (%(default)s)",
     )
     group.add_argument(
-        "--inner-backend", help="the plain backend ($PG_SDMA_INNER, else nccl on GPU, gloo on CPU)"
+        "--inner-backend",
+        metavar="NAME",
+        help="the backend that sdma wraps and is compared with (nccl on GPU, gloo on CPU)",
     )
     group.add_argument(
         "--compare", action="store_true", help="train over inner, then over sdma, and compare"
@@ -93,6 +96,8 @@ def parse_training(parser: argparse.ArgumentParser, argv: list[str] | None) -> a
         parser.error(f"--warmup {options.warmup} leaves none of {options.steps} steps to measure")
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here")
+    if options.inner_backend:
+        os.environ["PG_SDMA_INNER"] = f"{options.device}={options.inner_backend}"
     return options
 
 
@@ -112,12 +117,10 @@ def learning_rate(options: argparse.Namespace) -> float:
     return options.lr or 0.128 / model_config(options).hidden
 
 
-def backend_string(transport: str, device: str, inner: str | None) -> str:
+def backend_string(transport: str, device: str) -> str:
     """The one thing by which a program with pg_sdma differs from the same program without it."""
-    if device == "cpu":
-        return "cpu:sdma" if transport == "sdma" else f"cpu:{inner or 'gloo'}"
-    inner = inner or os.environ.get("PG_SDMA_INNER", "nccl")
-    return f"cpu:gloo,cuda:{'sdma' if transport == 'sdma' else inner}"
+    backend = "sdma" if transport == "sdma" else read_settings().inner_backend(device)
+    return f"cpu:{backend}" if device == "cpu" else f"cpu:gloo,cuda:{backend}"
 
 
 def _positive(text: str) -> int:

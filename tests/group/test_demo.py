@@ -31,35 +31,50 @@ def demo(out: Path, *options: str) -> tuple[dict[str, Any], str]:
     return json.loads((out / "result.json").read_text()), process.stdout
 
 
-def test_both_routes_train_to_the_same_losses(tmp_path: Path) -> None:
-    result, printed = demo(tmp_path, "--compare", "--steps", "4")
-    assert result["backend"] == {"inner": "cpu:gloo", "sdma": "cpu:sdma"}
-    assert result["max_abs_loss_difference"] == 0
-    assert len(result["losses"]["sdma"]) == result["steps"] == 4
-    assert len(set(result["losses"]["sdma"])) == 4
-    assert 0 <= result["fast_path_share"] <= 1
-    for measured in ("ms_per_step", "tokens_per_s"):
-        assert set(result[measured]) == {"inner", "sdma"}
-    assert (tmp_path / "loss.png").stat().st_size > 0
-    assert "ms per step" in printed
-
-
-@pytest.mark.parametrize("resumed_over", ["sdma", "inner"])
-def test_a_resumed_run_goes_on_as_if_never_stopped(
-    saved: tuple[Path, list[float]], resumed_over: str, tmp_path: Path
-) -> None:
-    checkpoint, losses = saved
-    result, _ = demo(
-        tmp_path, "--steps", "6", "--resume", str(checkpoint), "--transport", resumed_over
-    )
-    assert result["first_step"] == 3
-    assert result["losses"][resumed_over] == losses[3:]
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("demo")
 
 
 @pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[float]]:
-    """A checkpoint after 3 of 6 steps over sdma, and the losses of all 6."""
-    folder = tmp_path_factory.mktemp("demo")
+def unbroken(folder: Path) -> list[float]:
+    """The losses of 6 steps over sdma, which leave checkpoints after the third and the last."""
     save = ("--save", str(folder / "checkpoints"), "--save-every", "3")
-    result, _ = demo(folder, "--steps", "6", "--transport", "sdma", *save)
-    return folder / "checkpoints" / "step-000003", result["losses"]["sdma"]
+    result, _ = demo(folder / "unbroken", "--steps", "6", *save)
+    assert result["first_step"] == 0
+    return result["losses"]["sdma"]
+
+
+@pytest.fixture(scope="module")
+def compared(folder: Path, unbroken: list[float]) -> tuple[dict[str, Any], str]:
+    """What a comparison that starts at the third step leaves and prints."""
+    resume = ("--resume", str(folder / "checkpoints" / "step-000003"))
+    return demo(folder / "compared", "--compare", "--steps", "6", *resume)
+
+
+def test_a_resumed_run_goes_on_as_if_never_stopped(
+    unbroken: list[float], compared: tuple[dict[str, Any], str]
+) -> None:
+    result, _ = compared
+    assert len(set(unbroken)) == 6
+    assert result["first_step"] == 3
+    assert result["losses"]["sdma"] == unbroken[3:]
+
+
+def test_both_routes_train_to_the_same_losses(compared: tuple[dict[str, Any], str]) -> None:
+    result, _ = compared
+    assert result["losses"]["inner"] == result["losses"]["sdma"]
+    assert result["max_abs_loss_difference"] == 0
+
+
+def test_the_report_compares_the_two_backends(
+    folder: Path, compared: tuple[dict[str, Any], str]
+) -> None:
+    result, printed = compared
+    assert result["backend"] == {"inner": "cpu:gloo", "sdma": "cpu:sdma"}
+    assert result["steps"] == 3
+    assert result["fast_path_share"] == 1
+    for measured in ("ms_per_step", "tokens_per_s"):
+        assert set(result[measured]) == {"inner", "sdma"}
+    assert (folder / "compared" / "loss.png").stat().st_size > 0
+    assert "ms per step" in printed

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from common import loop
-from common.loop import Run, fast_path_share, run_steps
+from common.loop import Run, run_steps
 from common.progress import progress
 from common.text import ByteBatches
 
@@ -27,13 +27,13 @@ def group_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def run(losses: list[float], first: int = 0, **options: Any) -> Run:
+def run(losses: list[float], first: int = 0, transport: str = "inner", **options: Any) -> Run:
     remaining = iter(losses)
     return run_steps(
         lambda inputs, targets: torch.tensor(next(remaining)),
         BATCHES,
         torch.device("cpu"),
-        transport="inner",
+        transport=transport,
         backend="cpu:gloo",
         steps=range(first, first + len(losses)),
         **options,
@@ -44,8 +44,16 @@ def test_losses_are_the_steps_own() -> None:
     result = run([3.0, 2.5, 2.25], first=7)
     assert result.losses == [3.0, 2.5, 2.25]
     assert result.first_step == 7
-    assert result.fast_path_share is None
     assert result.peak_memory_bytes is None
+
+
+@pytest.mark.parametrize(("share", "reported"), [(0.75, 0.75), (float("nan"), None)])
+def test_the_fast_path_share_is_the_packages(
+    share: float, reported: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "fast_path_share", lambda: share)
+    assert run([1.0], transport="sdma").fast_path_share == reported
+    assert run([1.0], transport="inner").fast_path_share is None
 
 
 def test_each_step_trains_on_its_own_batch() -> None:
@@ -81,20 +89,6 @@ def test_times_are_the_median_after_the_warm_up(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_run_shorter_than_the_warm_up_still_has_a_time() -> None:
     assert run([1.0, 1.0], warmup=5).ms_per_step > 0
-
-
-def test_fast_path_share_is_of_all_gather_bytes() -> None:
-    counts = {
-        "all_gather_into_tensor": {
-            "direct": {"calls": 1, "bytes": 600},
-            "inner: small": {"calls": 9, "bytes": 100},
-        },
-        "all_gather_into_tensor_coalesced": {"direct": {"calls": 1, "bytes": 200}},
-        "all_gather": {"inner: uneven": {"calls": 1, "bytes": 100}},
-        "reduce_scatter_tensor": {"inner: off": {"calls": 5, "bytes": 5000}},
-    }
-    assert fast_path_share(counts) == 0.8
-    assert fast_path_share({"barrier": {"inner: other": {"calls": 1, "bytes": 0}}}) is None
 
 
 def test_progress_without_rich_prints_lines(

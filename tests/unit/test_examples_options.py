@@ -9,33 +9,35 @@ import pytest
 import train_fsdp2
 from common.gpt import PRESETS
 from common.options import backend_string, learning_rate, model_config
+from pg_sdma.settings import read_settings
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PG_SDMA_INNER", "")  # so that what a test changes is put back
 
 
 @pytest.mark.parametrize(
-    ("transport", "device", "inner", "expected"),
+    ("transport", "device", "expected"),
     [
-        ("sdma", "cpu", None, "cpu:sdma"),
-        ("inner", "cpu", None, "cpu:gloo"),
-        ("sdma", "cuda", None, "cpu:gloo,cuda:sdma"),
-        ("inner", "cuda", None, "cpu:gloo,cuda:nccl"),
-        ("inner", "cuda", "gloo", "cpu:gloo,cuda:gloo"),
+        ("sdma", "cpu", "cpu:sdma"),
+        ("inner", "cpu", "cpu:gloo"),
+        ("sdma", "cuda", "cpu:gloo,cuda:sdma"),
+        ("inner", "cuda", "cpu:gloo,cuda:nccl"),
     ],
 )
 def test_the_backend_string_is_the_whole_difference(
-    transport: str,
-    device: str,
-    inner: str | None,
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
+    transport: str, device: str, expected: str
 ) -> None:
-    monkeypatch.delenv("PG_SDMA_INNER", raising=False)
-    assert backend_string(transport, device, inner) == expected
+    assert backend_string(transport, device) == expected
 
 
-def test_the_comparison_follows_what_sdma_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_is_with_what_sdma_wraps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PG_SDMA_INNER", "gloo")
-    assert backend_string("inner", "cuda", None) == "cpu:gloo,cuda:gloo"
-    assert backend_string("inner", "cuda", "nccl") == "cpu:gloo,cuda:nccl"
+    assert backend_string("inner", "cuda") == "cpu:gloo,cuda:gloo"
+    train_fsdp2.parse(["--device", "cpu", "--inner-backend", "mpi"])
+    assert backend_string("inner", "cpu") == "cpu:mpi"
+    assert read_settings().inner_backend("cpu") == "mpi"
 
 
 def test_sizes_given_replace_those_of_the_preset() -> None:
