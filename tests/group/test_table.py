@@ -1,6 +1,6 @@
 """Every call of torch.distributed comes to the same on an sdma group as on a group of its inner.
 
-The rows are in rows_*.py. The same row runs on ranks of both groups, with the same inputs. Where the
+The rows are in rows_*.py. A row runs on the ranks of both groups, with the same inputs. Where the
 inner's group raises, ours raises the same type, or carries an all-gather that gloo refuses (for its
 dtype or its shapes) and carries it right. PG_SDMA_TEST_DEVICE=cuda runs the table on GPUs.
 """
