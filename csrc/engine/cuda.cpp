@@ -210,6 +210,7 @@ std::shared_ptr<Engine> cuda_engine(int ordinal, const std::string& library,
   if (std::shared_ptr<Engine> engine = known.lock()) return engine;
   try {
     const auto device = open_device(ordinal, library, std::move(current_stream));
+    const auto current = device->enter();
     probe_streams(*device);
     auto engine = std::make_shared<CudaEngine>(device);
     known = engine;

@@ -101,7 +101,6 @@ enum AccessFlags : int { kReadWrite = 3 };
   X(device_attribute, cuDeviceGetAttribute, int* value, DeviceAttribute attribute, int device)     \
   X(device_uuid, cuDeviceGetUuid_v2, Uuid* uuid, int device)                                       \
   X(whole_device_uuid, cuDeviceGetUuid, Uuid* uuid, int device)                                    \
-  X(device_pci_id, cuDeviceGetPCIBusId, char* text, int length, int device)                        \
   X(can_access_peer, cuDeviceCanAccessPeer, int* can, int device, int peer)                        \
   X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,      \
     int peer)                                                                                      \

@@ -39,10 +39,13 @@ Attributes attributes_of(const driver::Library& library, driver::Address address
 
 Exports::Exports(const driver::Library& library, int device)
     : library_(library), device_(device) {
-  uint64_t id = 0;
-  PointerAttribute name = driver::kMemoryBlockId;
-  void* value = &id;
-  if (library_.pointer_attributes(1, &name, &value, 0) == driver::kSuccess) id_attributes_ = 2;
+  ids_at(0);  // what fails here is not the attribute's fault
+  id_attributes_ = 2;
+  try {
+    ids_at(0);
+  } catch (const Failure&) {
+    id_attributes_ = 1;
+  }
 }
 
 Place Exports::publish(const void* data, size_t bytes) {

@@ -18,10 +18,10 @@ namespace pg_sdma {
 
 class Exports {
  public:
+  // The driver's context must be current, as in every call. Throws driver::Failure.
   Exports(const driver::Library& library, int device);
 
-  // Finds or makes the export that [data, data + bytes) lies in. The driver's context must be
-  // current. Throws CannotShare.
+  // Finds or makes the export that [data, data + bytes) lies in. Throws CannotShare.
   Place publish(const void* data, size_t bytes);
 
   // How peers open an export that publish() has returned and that is still live.

@@ -99,7 +99,13 @@ Address map_at(Address fixed, const Physical& physical, size_t bytes) {
 void forget(std::map<Address, Region>::iterator region) {
   const auto [base, found] = *region;
   if (in_use(base, found.bytes)) die("memory is given back while an operation uses it");
-  munmap(reinterpret_cast<void*>(base), found.bytes);
+  if (found.kind == Region::Kind::kChunk) {
+    // The addresses stay reserved.
+    mmap(reinterpret_cast<void*>(base), found.bytes, PROT_NONE,
+         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  } else {
+    munmap(reinterpret_cast<void*>(base), found.bytes);
+  }
   regions.erase(region);
 }
 
@@ -387,8 +393,6 @@ int cuMemUnmap(Address address, size_t bytes) {
   if (found == regions.end() || found->second.bytes != bytes) return kInvalidValue;
   if (found->second.kind != Region::Kind::kChunk) return kInvalidValue;
   forget(found);
-  mmap(reinterpret_cast<void*>(address), bytes, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return kSuccess;
 }
 

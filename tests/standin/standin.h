@@ -25,13 +25,12 @@ extern "C" {
 
 // The engine's functions.
 namespace pg_sdma::driver {
-#define STANDIN_DECLARE(member, name, ...) __attribute__((visibility("default"))) int name(__VA_ARGS__);
+#define STANDIN_DECLARE(member, name, ...) int name(__VA_ARGS__);
 PG_SDMA_DRIVER_CALLS(STANDIN_DECLARE)
 #undef STANDIN_DECLARE
 }  // namespace pg_sdma::driver
 
 // What the tests need besides.
-#pragma GCC visibility push(default)
 int cuStreamSynchronize(void* stream);
 int cuMemAlloc_v2(unsigned long long* address, size_t bytes);
 int cuMemAllocManaged(unsigned long long* address, size_t bytes, unsigned flags);
@@ -41,10 +40,12 @@ int cuMemCreate(unsigned long long* handle, size_t bytes,
 int cuStreamBeginCapture_v2(void* stream, int mode);
 int cuStreamEndCapture(void* stream, void** graph);
 
+// From now on new streams share so many hardware queues, as with STANDIN_QUEUES.
+void standin_share_queues(int queues);
+
 // How often a function was called in this process.
 long standin_calls(const char* name);
 // Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
 size_t standin_allocated();
 size_t standin_mapped();
-#pragma GCC visibility pop
 }

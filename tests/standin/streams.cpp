@@ -59,7 +59,9 @@ auto& queues = *new std::vector<HardwareQueue*>();
 auto& streams = *new std::set<StreamState*>();
 auto& events = *new std::set<EventState*>();
 std::atomic<int> global_captures{0};
-size_t next_queue = 0;
+int shared_queues = -1;  // until a stream is created: as the settings say
+auto& shared = *new std::vector<HardwareQueue*>();
+size_t next_shared = 0;
 
 constexpr timespec kMillisecond{0, 1000000};
 
@@ -128,9 +130,10 @@ HardwareQueue* new_queue() {
 }
 
 HardwareQueue* queue_for_stream() {
-  const auto shared = static_cast<size_t>(settings().queues);
-  if (shared == 0 || queues.size() < shared) return new_queue();
-  return queues[next_queue++ % shared];
+  if (shared_queues < 0) shared_queues = settings().queues;
+  if (shared_queues == 0) return new_queue();
+  while (shared.size() < static_cast<size_t>(shared_queues)) shared.push_back(new_queue());
+  return shared[next_shared++ % shared.size()];
 }
 
 StreamState* find(Stream stream) {
@@ -213,6 +216,11 @@ void invalidate_captures() {
 using namespace standin;
 
 extern "C" {
+
+void standin_share_queues(int count) {
+  std::lock_guard<std::mutex> lock(mutex);
+  shared_queues = count;
+}
 
 int cuStreamCreateWithPriority(Stream* stream, unsigned flags, int priority) {
   if (const int code = enter(__func__, Needs::kContext)) return code;

@@ -1,0 +1,148 @@
+// A group of forked processes on the stand-in, and device buffers to gather between.
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/cuda.h"
+#include "standin.h"
+#include "transport/rendezvous.h"
+
+namespace standin_test {
+
+using pg_sdma::driver::Address;
+using pg_sdma::driver::Stream;
+
+// Ends the process when something is not as the test says.
+#define REQUIRE(condition)                                                              \
+  do {                                                                                  \
+    if (!(condition)) {                                                                 \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);      \
+      std::_Exit(1);                                                                    \
+    }                                                                                   \
+  } while (false)
+
+// A store of files, as a group's vote needs it.
+class FileBoard final : public pg_sdma::Board {
+ public:
+  explicit FileBoard(std::string folder) : folder_(std::move(folder)) {}
+
+  void post(const std::string& key, const std::string& value) override {
+    std::ofstream(path(key) + ".new") << value;
+    std::rename((path(key) + ".new").c_str(), path(key).c_str());
+  }
+
+  std::vector<std::string> collect(const std::vector<std::string>& keys,
+                                   std::chrono::milliseconds timeout) override {
+    std::vector<std::string> values;
+    const auto end = std::chrono::steady_clock::now() + timeout;
+    for (const std::string& key : keys) {
+      while (access(path(key).c_str(), R_OK) != 0) {
+        if (std::chrono::steady_clock::now() > end) throw std::runtime_error(key + " never came");
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+      std::ifstream file(path(key));
+      values.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    }
+    return values;
+  }
+
+ private:
+  std::string path(std::string key) const {
+    for (char& c : key) c = c == '/' ? '-' : c;
+    return folder_ + "/" + key;
+  }
+
+  std::string folder_;
+};
+
+// Device memory in one allocation, or in chunks of an expandable segment.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes) : bytes_(bytes) {
+    REQUIRE(cuMemAlloc_v2(&base_, bytes) == 0);
+  }
+  Buffer(size_t bytes, size_t chunk, int device) : bytes_(bytes), chunk_(chunk) {
+    const size_t whole = chunks() * chunk_;
+    REQUIRE(pg_sdma::driver::cuMemAddressReserve(&base_, whole, 0, 0, 0) == 0);
+    for (size_t i = 0; i < chunks(); ++i) map_chunk(i, device);
+  }
+  ~Buffer() {
+    if (chunk_ == 0) {
+      REQUIRE(cuMemFree_v2(base_) == 0);
+      return;
+    }
+    for (size_t i = 0; i < chunks(); ++i) unmap_chunk(i);
+    REQUIRE(pg_sdma::driver::cuMemAddressFree(base_, chunks() * chunk_) == 0);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void map_chunk(size_t index, int device) {
+    pg_sdma::driver::AllocationProperties properties;
+    properties.type = pg_sdma::driver::kPinned;
+    properties.handle_types = pg_sdma::driver::kPosixDescriptor;
+    properties.location = {pg_sdma::driver::kOnDevice, device};
+    unsigned long long handle = 0;
+    REQUIRE(cuMemCreate(&handle, chunk_, &properties, 0) == 0);
+    REQUIRE(pg_sdma::driver::cuMemMap(base_ + index * chunk_, chunk_, 0, handle, 0) == 0);
+    REQUIRE(pg_sdma::driver::cuMemRelease(handle) == 0);
+    const pg_sdma::driver::AccessDescription access{{pg_sdma::driver::kOnDevice, device},
+                                                    pg_sdma::driver::kReadWrite};
+    REQUIRE(pg_sdma::driver::cuMemSetAccess(base_ + index * chunk_, chunk_, &access, 1) == 0);
+  }
+  void unmap_chunk(size_t index) {
+    REQUIRE(pg_sdma::driver::cuMemUnmap(base_ + index * chunk_, chunk_) == 0);
+  }
+
+  // The stand-in's device memory can be seen by the CPU.
+  unsigned char* data() const { return reinterpret_cast<unsigned char*>(base_); }
+  Address base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  size_t chunks() const { return (bytes_ + chunk_ - 1) / chunk_; }
+
+  size_t bytes_;
+  size_t chunk_ = 0;  // 0: one allocation
+  Address base_ = 0;
+};
+
+// Runs `body(rank)` in a process of its own for each rank; the first failure is the group's.
+inline int run_ranks(int world, const std::function<void(int)>& body) {
+  std::vector<pid_t> children;
+  for (int rank = 0; rank < world; ++rank) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+      alarm(120);
+      try {
+        body(rank);
+      } catch (const std::exception& error) {
+        std::fprintf(stderr, "rank %d: %s\n", rank, error.what());
+        std::_Exit(1);
+      }
+      std::_Exit(0);
+    }
+    children.push_back(child);
+  }
+  int result = 0;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    if (!WIFEXITED(status) || WEXITSTATUS(status) != 0) result = 1;
+  }
+  return result;
+}
+
+}  // namespace standin_test

@@ -1,0 +1,214 @@
+// Random all-gathers of forked ranks through the whole direct path on the stand-in, every byte of
+// every output checked, buffers freed and allocated again in between.
+//
+//   stress <driver> <folder> <ranks> <batches> <queues> <patience in us> <seed>
+//
+// <folder> is empty and the group's own. <queues>: hardware queues that a rank's streams share,
+// 0 for one each. With patience some operations go to the inner, which this test leaves out.
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <random>
+
+#include "group.h"
+
+using namespace pg_sdma;
+using namespace standin_test;
+
+namespace {
+
+constexpr int kBatch = 8;  // operations in flight before their outputs are looked at
+constexpr size_t kChunk = size_t{1} << 16;
+constexpr size_t kMostBytes = 5 * kChunk;
+constexpr std::chrono::milliseconds kTimeout{60000};
+
+Stream caller = nullptr;
+
+unsigned char pattern(int rank, uint64_t operation, size_t piece, size_t at) {
+  return static_cast<unsigned char>(131 * rank + 17 * operation + 59 * piece + at % 251);
+}
+
+void copy(Address to, Address from, size_t bytes) {
+  REQUIRE(driver::cuMemcpyAsync(to, from, bytes, caller) == 0);
+}
+
+// One tensor of one operation. Its input is overwritten by the next operation as soon as the
+// gather lets the caller's stream go on.
+struct Tensor {
+  size_t shard = 0;
+  bool in_place = false;
+  size_t offset = 0;
+};
+
+// What the ranks must draw alike, and what each draws for itself.
+class Rank {
+ public:
+  Rank(int rank, int world, unsigned seed, DirectPull& transport)
+      : rank_(rank), world_(world), common_(seed), own_(seed * 97 + rank), transport_(transport) {}
+
+  void batch() {
+    renew_buffers();
+    std::vector<std::function<void()>> checks;
+    std::deque<Buffer> temporaries;
+    for (int i = 0; i < kBatch; ++i) gather(temporaries, checks);
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+    for (const auto& check : checks) check();
+  }
+
+  int direct() const { return direct_; }
+  int inner() const { return inner_; }
+
+ private:
+  size_t draw(std::minstd_rand& random, size_t below) { return random() % below; }
+
+  // Some of the buffers are freed and others come, often at the same addresses.
+  void renew_buffers() {
+    const int device = rank_;
+    for (auto& buffer : inputs_) {
+      if (buffer && draw(own_, 3) != 0) continue;
+      buffer.reset();
+      if (draw(own_, 2) == 0) {
+        buffer = std::make_unique<Buffer>(kMostBytes);
+      } else {
+        buffer = std::make_unique<Buffer>(kMostBytes, kChunk, device);
+      }
+    }
+    for (auto& buffer : outputs_) {
+      if (buffer && draw(own_, 3) != 0) continue;
+      buffer.reset();
+      buffer = std::make_unique<Buffer>(kMostBytes * world_);
+    }
+  }
+
+  void gather(std::deque<Buffer>& temporaries, std::vector<std::function<void()>>& checks) {
+    const uint64_t operation = ++operation_;
+    const size_t pieces = 1 + draw(common_, kTensors);
+    std::vector<Tensor> tensors(pieces);
+    Call call;
+    call.operation = "stress";
+    call.dtype = "uint8";
+    call.timeout = kTimeout;
+    for (size_t p = 0; p < pieces; ++p) {
+      Tensor& tensor = tensors[p];
+      tensor.shard = draw(common_, 8) == 0 ? 0 : 1 + draw(common_, kMostBytes / 4);
+      tensor.in_place = draw(own_, 2) == 0;
+      tensor.offset = draw(own_, kMostBytes - tensor.shard);
+      prepare(temporaries, tensor, p, operation);
+      call.pieces.push_back(piece(tensor, p));
+    }
+    const Decision decision = transport_.agree(call);
+    if (!decision.direct) {
+      ++inner_;
+      return;
+    }
+    ++direct_;
+    transport_.queue().follow_caller();
+    transport_.carry(call);
+    transport_.queue().caller_follows();
+    for (size_t p = 0; p < pieces; ++p) look(temporaries, checks, tensors[p], p, operation);
+  }
+
+  Address input(const Tensor& tensor, size_t p) const {
+    return tensor.in_place ? outputs_[p]->base() + rank_ * tensor.shard
+                           : inputs_[p]->base() + tensor.offset;
+  }
+
+  Piece piece(const Tensor& tensor, size_t p) const {
+    Piece piece{reinterpret_cast<void*>(input(tensor, p)), tensor.shard, {}};
+    for (int rank = 0; rank < world_; ++rank) {
+      piece.outputs.push_back(outputs_[p]->data() + rank * tensor.shard);
+    }
+    return piece;
+  }
+
+  // Poisons the output and then puts the pattern into the input, on the caller's stream.
+  void prepare(std::deque<Buffer>& temporaries, const Tensor& tensor, size_t p,
+               uint64_t operation) {
+    if (tensor.shard == 0) return;
+    Buffer& poison = temporaries.emplace_back(tensor.shard * world_);
+    std::memset(poison.data(), 0xA5, poison.bytes());
+    copy(outputs_[p]->base(), poison.base(), poison.bytes());
+    Buffer& content = temporaries.emplace_back(tensor.shard);
+    for (size_t i = 0; i < tensor.shard; ++i) {
+      content.data()[i] = pattern(rank_, operation, p, i);
+    }
+    copy(input(tensor, p), content.base(), tensor.shard);
+  }
+
+  // Copies the output away on the caller's stream, to be looked at when the batch is over.
+  void look(std::deque<Buffer>& temporaries, std::vector<std::function<void()>>& checks,
+            const Tensor& tensor, size_t p, uint64_t operation) {
+    if (tensor.shard == 0) return;
+    Buffer& seen = temporaries.emplace_back(tensor.shard * world_);
+    copy(seen.base(), outputs_[p]->base(), seen.bytes());
+    checks.push_back([this, &seen, tensor, p, operation] {
+      for (int rank = 0; rank < world_; ++rank) {
+        for (size_t i = 0; i < tensor.shard; ++i) {
+          const unsigned char found = seen.data()[rank * tensor.shard + i];
+          if (found == pattern(rank, operation, p, i)) continue;
+          std::fprintf(stderr, "rank %d: operation %lu, tensor %zu: byte %zu of rank %d is %d\n",
+                       rank_, operation, p, i, rank, found);
+          std::_Exit(1);
+        }
+      }
+    });
+  }
+
+  static constexpr size_t kTensors = 3;
+  int rank_;
+  int world_;
+  std::minstd_rand common_;
+  std::minstd_rand own_;
+  DirectPull& transport_;
+  uint64_t operation_ = 0;
+  int direct_ = 0;
+  int inner_ = 0;
+  std::unique_ptr<Buffer> inputs_[kTensors];
+  std::unique_ptr<Buffer> outputs_[kTensors];
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE(argc == 8);
+  const std::string driver_path = argv[1];
+  const std::string folder = argv[2];
+  const int world = std::atoi(argv[3]);
+  const int batches = std::atoi(argv[4]);
+  const int queues = std::atoi(argv[5]);
+  const auto seed = static_cast<unsigned>(std::atoi(argv[7]));
+
+  return run_ranks(world, [&](int rank) {
+    Rendezvous::Options options;
+    options.group = "stress";
+    options.lane = "cuda";
+    options.rank = rank;
+    options.world = world;
+    options.patience = std::chrono::microseconds(std::atoi(argv[6]));
+    Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
+    rendezvous.join();
+    const auto engine = [&] {
+      auto made = cuda_engine(rank, driver_path, [] { return caller; });
+      // Only now: a device whose streams share one queue is refused.
+      standin_share_queues(queues);
+      return made;
+    };
+    const auto no_test = [](Transport&) { return std::string(); };
+    Rendezvous::Result result = rendezvous.vote(engine, no_test, kTimeout);
+    if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
+
+    driver::Context context = nullptr;
+    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
+    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
+    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    {
+      Rank self(rank, world, seed, *result.transport);
+      for (int i = 0; i < batches; ++i) self.batch();
+      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped\n", rank, self.direct(),
+                  self.inner(), standin_mapped());
+      std::fflush(stdout);
+    }
+    result.transport.reset();
+    REQUIRE(standin_mapped() == 0);
+  });
+}
