@@ -74,6 +74,12 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   return options;
 }
 
+// A torch that was not built for a device has no streams of it, and no tensors on it either.
+std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
+  const bool has_streams = device != c10::kCPU && c10::impl::hasDeviceGuardImpl(device);
+  return has_streams ? make_stream_chain(device) : make_host_chain();
+}
+
 }  // namespace
 
 void set_log(std::function<void(const std::string&)> log) { log_function() = std::move(log); }
@@ -86,7 +92,7 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       timeout_(group_->timeout),
       rendezvous_(rendezvous_options(*group_, device),
                   std::make_shared<StoreBoard>(group_->store)),
-      chain_(device == c10::kCPU ? make_host_chain() : make_stream_chain(device)) {
+      chain_(make_chain(device)) {
   rendezvous_.join();
 }
 
