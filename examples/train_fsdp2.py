@@ -9,8 +9,6 @@ runs on any machine; on CPU unless torch sees a GPU. The two routes differ by th
 from __future__ import annotations
 
 import argparse
-import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +25,14 @@ from common.gpt import GPT
 from common.loop import Run, run_steps
 from common.options import (
     DTYPES,
-    backend_string,
     learning_rate,
     model_config,
     parse_training,
     training_parser,
 )
-from common.report import max_abs_loss_difference, require_extras, write_report
-from common.session import Launch, deterministic_kernels
+from common.session import Launch
 from common.text import ByteBatches, load_text
+from common.trainer import run_trainer
 
 
 class Training(Stateful):
@@ -77,13 +74,14 @@ def build(options: argparse.Namespace, device: torch.device) -> GPT:
     policy = MixedPrecisionPolicy(
         param_dtype=DTYPES[options.param_dtype], reduce_dtype=torch.float32
     )
-    for module in [*model.blocks, model]:
+    for block in model.blocks:
         fully_shard(
-            module,
+            block,
             mesh=mesh,
             mp_policy=policy,
             reshard_after_forward=options.reshard_after_forward,
         )
+    fully_shard(model, mesh=mesh, mp_policy=policy)
     model.to_empty(device=device)
     model.initialise(options.seed)
     return model
@@ -163,33 +161,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if options.compare:
-        require_extras()
-    launch = Launch(options.device)
-    runs = []
-    for transport in ("inner", "sdma") if options.compare else (options.transport,):
-        backend = backend_string(transport, options.device)
-        with launch.process_group(backend), deterministic_kernels(options.deterministic):
-            runs.append(train(launch, options, transport, backend))
-
-    config = model_config(options)
-    with torch.device("meta"):
-        parameters = GPT(config).parameter_count()
-    if launch.rank == 0:
-        setup = {
-            "trainer": "FSDP2" if options.reshard_after_forward else "FSDP2 (ZeRO-2)",
-            "model": asdict(config),
-            "parameters": parameters,
-            "param_dtype": options.param_dtype,
-            "ranks": launch.world_size,
-            "batch_per_rank": options.batch,
-            "device_name": launch.device_name,
-            "sync_every_step": options.sync_every_step,
-        }
-        write_report(runs, setup, options.out)
-    exact = options.device == "cpu" or options.deterministic
-    if options.compare and exact and max_abs_loss_difference(*runs) != 0:
-        sys.exit("the two routes' losses differ, though every operation is deterministic")
+    name = "FSDP2" if options.reshard_after_forward else "FSDP2 (ZeRO-2)"
+    run_trainer(name, options, train)
 
 
 if __name__ == "__main__":

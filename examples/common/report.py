@@ -86,7 +86,7 @@ def write_report(runs: Sequence[Run], setup: Mapping[str, Any], out: Path) -> No
 def title(setup: Mapping[str, Any]) -> str:
     """One line that says what was trained where."""
     return (
-        f"{setup['trainer']}, GPT of {setup['parameters'] / 1e6:,.1f}M parameters, "
+        f"{setup['trainer']}, GPT of {setup['parameters']:,} parameters, "
         f"{setup['param_dtype']}, {setup['ranks']} ranks on {setup['device_name']}"
     )
 
