@@ -279,6 +279,12 @@ int cuIpcCloseMemHandle(Address base) {
   return kSuccess;
 }
 
+int cuMemGetAllocationGranularity(size_t* bytes, const AllocationProperties*, int) {
+  if (const int code = enter(__func__, Needs::kInit)) return code;
+  *bytes = kGranularity;
+  return kSuccess;
+}
+
 int cuMemCreate(MemoryHandle* handle, size_t bytes, const AllocationProperties* properties,
                 unsigned long long flags) {
   if (const int code = enter(__func__, Needs::kContextAndNoCapture)) return code;

@@ -35,6 +35,10 @@ int cuStreamSynchronize(void* stream);
 int cuMemAlloc_v2(unsigned long long* address, size_t bytes);
 int cuMemAllocManaged(unsigned long long* address, size_t bytes, unsigned flags);
 int cuMemFree_v2(unsigned long long address);
+int cuMemcpyHtoD_v2(unsigned long long destination, const void* source, size_t bytes);
+int cuMemcpyDtoH_v2(void* destination, unsigned long long source, size_t bytes);
+int cuMemGetAllocationGranularity(size_t* bytes,
+                                  const pg_sdma::driver::AllocationProperties* properties, int what);
 int cuMemCreate(unsigned long long* handle, size_t bytes,
                 const pg_sdma::driver::AllocationProperties* properties, unsigned long long flags);
 int cuStreamBeginCapture_v2(void* stream, int mode);

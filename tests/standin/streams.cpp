@@ -323,6 +323,20 @@ int cuMemcpyAsync(Address destination, Address source, size_t bytes, Stream stre
   return enqueue(stream, {operation});
 }
 
+int cuMemcpyHtoD_v2(Address destination, const void* source, size_t bytes) {
+  if (const int code = cuStreamSynchronize(nullptr)) return code;
+  if (!accessible(destination, bytes)) return kInvalidValue;
+  std::memcpy(reinterpret_cast<void*>(destination), source, bytes);
+  return kSuccess;
+}
+
+int cuMemcpyDtoH_v2(void* destination, Address source, size_t bytes) {
+  if (const int code = cuStreamSynchronize(nullptr)) return code;
+  if (!accessible(source, bytes)) return kInvalidValue;
+  std::memcpy(destination, reinterpret_cast<const void*>(source), bytes);
+  return kSuccess;
+}
+
 int cuEventCreate(Event* event, unsigned flags) {
   if (const int code = enter(__func__, Needs::kContext)) return code;
   if (flags != kNoTiming) return kInvalidValue;
