@@ -226,6 +226,11 @@ void ControlPage::post_ticket(int rank, const Ticket& ticket) {
   slot.number = ticket.export_id;
 }
 
+void ControlPage::withdraw_ticket(int rank, uint64_t export_id) {
+  // Unless another ticket has come into its slot.
+  layout().ticket(rank, export_id).number.compare_exchange_strong(export_id, 0);
+}
+
 bool ControlPage::find_ticket(int rank, uint64_t export_id, Ticket& into) const {
   const auto& slot = layout().ticket(rank, export_id);
   if (slot.number != export_id) return false;

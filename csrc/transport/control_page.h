@@ -75,7 +75,8 @@ class ControlPage {
 
   // -- tickets of one rank's exports, found by export id
   void post_ticket(int rank, const Ticket& ticket);
-  // False when the owner has replaced the ticket.
+  void withdraw_ticket(int rank, uint64_t export_id);
+  // False when the owner has withdrawn or replaced the ticket.
   bool find_ticket(int rank, uint64_t export_id, Ticket& into) const;
 
   // -- the sticky fault: set once, by the first rank that sees the group broken. Later ones lose.

@@ -137,18 +137,12 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
     : options_(std::move(options)),
       engine_(std::move(engine)),
       page_(std::move(page)),
-      identities_(std::move(identities)),
       peers_(std::move(peers)),
+      sharing_(options_.rank, engine_, page_, std::move(identities)),
       queue_(engine_->queue(page_.data(), page_.size())),
-      records_(options_.world),
-      imports_(options_.world) {}
+      records_(options_.world) {}
 
-DirectPull::~DirectPull() {
-  page_.depart(options_.rank);
-  for (auto& exports : imports_) {
-    for (const auto& [id, mapping] : exports) engine_->close(mapping);
-  }
-}
+DirectPull::~DirectPull() { page_.depart(options_.rank); }
 
 Decision DirectPull::agree(const Call& call) {
   check_fault();
@@ -187,6 +181,7 @@ Decision DirectPull::agree(const Call& call) {
 
   const Verdict& verdict = agreement.verdict();
   last_was_late_ = verdict.outcome == Outcome::kLate;
+  if (verdict.outcome != Outcome::kDirect) sharing_.settle(number_, /*direct=*/false);
   const std::string culprit = "rank " + std::to_string(verdict.rank);
   switch (verdict.outcome) {
     case Outcome::kDirect:
@@ -214,7 +209,7 @@ void DirectPull::carry(const Call& call) {
       const Piece& piece = call.pieces[t];
       if (piece.bytes == 0) continue;
       const Place& place = records_[peer].places[t];
-      const Mapping& from = mapping(peer, place.export_id);
+      const Mapping from = sharing_.open(peer, place.export_id, number_);
       program_.push_back(
           Step::copy(piece.outputs[peer], from.space, from.base + place.offset, piece.bytes));
     }
@@ -231,6 +226,7 @@ void DirectPull::carry(const Call& call) {
   HostWaiter waiter(*this, call);
   try {
     queue_->run(program_, waiter);
+    sharing_.settle(number_, /*direct=*/true);
   } catch (const GroupFault&) {
     throw;
   } catch (const std::exception& error) {
@@ -267,20 +263,13 @@ CallRecord DirectPull::describe(const Call& call) {
     for (size_t t = 0; t < call.pieces.size(); ++t) {
       const Piece& piece = call.pieces[t];
       if (piece.bytes == 0) continue;
-      record.places[t] = engine_->publish(piece.input, piece.bytes);
-      if (engine_->opens_exports()) post_ticket(record.places[t].export_id);
+      record.places[t] = sharing_.publish(piece.input, piece.bytes);
     }
   } catch (const CannotShare& error) {
     record.summary.state = CallState::kUnshareable;
     put(record.why, error.what());
   }
   return record;
-}
-
-void DirectPull::post_ticket(uint64_t export_id) {
-  Ticket posted;
-  if (page_.find_ticket(options_.rank, export_id, posted)) return;
-  page_.post_ticket(options_.rank, engine_->ticket(export_id));
 }
 
 bool DirectPull::open_exports(std::string& why_not) {
@@ -290,7 +279,7 @@ bool DirectPull::open_exports(std::string& why_not) {
       for (uint32_t t = 0; t < records_[peer].tensors; ++t) {
         const Place& place = records_[peer].places[t];
         if (place.export_id == 0) continue;  // an empty tensor
-        const Mapping& found = mapping(peer, place.export_id);
+        const Mapping found = sharing_.open(peer, place.export_id, number_);
         if (place.offset > found.bytes) throw CannotShare("a tensor outside of its export");
       }
     }
@@ -299,17 +288,6 @@ bool DirectPull::open_exports(std::string& why_not) {
     why_not = error.what();
     return false;
   }
-}
-
-const Mapping& DirectPull::mapping(int peer, uint64_t export_id) {
-  auto& known = imports_[peer];
-  const auto found = known.find(export_id);
-  if (found != known.end()) return found->second;
-  Ticket ticket;
-  if (engine_->opens_exports() && !page_.find_ticket(peer, export_id, ticket)) {
-    throw CannotShare("an export whose ticket was replaced");
-  }
-  return known.emplace(export_id, engine_->open(identities_[peer], ticket)).first->second;
 }
 
 std::chrono::microseconds DirectPull::patience() const {

@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <chrono>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "transport/control_page.h"
 #include "transport/peers.h"
+#include "transport/sharing.h"
 #include "transport/transport.h"
 
 namespace pg_sdma {
@@ -46,9 +46,7 @@ class DirectPull final : public Transport {
   using Deadline = Clock::time_point;
 
   CallRecord describe(const Call& call);
-  void post_ticket(uint64_t export_id);
   bool open_exports(std::string& why_not);
-  const Mapping& mapping(int peer, uint64_t export_id);
   std::chrono::microseconds patience() const;
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
@@ -60,15 +58,14 @@ class DirectPull final : public Transport {
   Options options_;
   std::shared_ptr<Engine> engine_;
   ControlPage page_;
-  std::vector<std::string> identities_;
   std::unique_ptr<Peers> peers_;
-  std::unique_ptr<Queue> queue_;
+  Sharing sharing_;
+  std::unique_ptr<Queue> queue_;  // after sharing_: copies end before what they read is closed
 
   uint64_t number_ = 0;
   bool last_was_late_ = false;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
-  std::vector<std::map<uint64_t, Mapping>> imports_;  // by peer, by export id
   Program program_;
   std::atomic<bool> aborted_{false};
   std::string why_aborted_;

@@ -1,0 +1,139 @@
+#include "transport/sharing.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace pg_sdma {
+namespace {
+
+constexpr std::chrono::milliseconds kTick{200};
+
+}  // namespace
+
+Sharing::Sharing(int rank, std::shared_ptr<Engine> engine, ControlPage& page,
+                 std::vector<std::string> identities)
+    : rank_(rank),
+      engine_(std::move(engine)),
+      page_(page),
+      identities_(std::move(identities)),
+      process_(getpid()) {}
+
+Sharing::~Sharing() {
+  if (getpid() != process_) {
+    if (thread_.joinable()) thread_.detach();  // after a fork it is the parent's
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  stop_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  for (const uint64_t export_id : posted_) page_.withdraw_ticket(rank_, export_id);
+  if (page_.done(rank_) < last_direct_) return;
+  for (const auto& [key, import] : imports_) engine_->close(import.mapping);
+}
+
+Place Sharing::publish(const void* data, size_t bytes) {
+  const Place place = engine_->publish(data, bytes);
+  Ticket posted;
+  if (!engine_->opens_exports() || page_.find_ticket(rank_, place.export_id, posted)) return place;
+  // A new export often lies where an old one was, and some drivers map the one only after the
+  // other is unmapped: so the old ticket goes first.
+  withdraw_tickets();
+  page_.post_ticket(rank_, engine_->ticket(place.export_id));
+  std::lock_guard<std::mutex> lock(mutex_);
+  posted_.insert(place.export_id);
+  start_thread();
+  return place;
+}
+
+Mapping Sharing::open(int peer, uint64_t export_id, uint64_t number) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto known = imports_.find({peer, export_id});
+    if (known != imports_.end()) {
+      known->second.last_use = number;
+      return known->second.mapping;
+    }
+  }
+  Ticket ticket;
+  if (engine_->opens_exports()) {
+    if (!page_.find_ticket(peer, export_id, ticket)) {
+      throw CannotShare("an export whose ticket was replaced");
+    }
+    close_imports();
+  }
+  const Mapping mapping = engine_->open(identities_[peer], ticket);
+  std::lock_guard<std::mutex> lock(mutex_);
+  imports_[{peer, export_id}] = {mapping, number};
+  start_thread();
+  return mapping;
+}
+
+void Sharing::settle(uint64_t number, bool direct) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  settled_ = number;
+  if (direct) last_direct_ = number;
+}
+
+void Sharing::withdraw_tickets() {
+  std::vector<uint64_t> posted;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted.assign(posted_.begin(), posted_.end());
+  }
+  for (const uint64_t export_id : posted) {
+    if (engine_->live(export_id)) continue;
+    page_.withdraw_ticket(rank_, export_id);
+    std::lock_guard<std::mutex> lock(mutex_);
+    posted_.erase(export_id);
+  }
+}
+
+void Sharing::close_imports() {
+  std::vector<Mapping> unused;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const uint64_t done = page_.done(rank_);
+    for (auto it = imports_.begin(); it != imports_.end();) {
+      const auto& [peer, export_id] = it->first;
+      const Import& import = it->second;
+      Ticket ticket;
+      // An operation that went elsewhere is never done: then the direct one before it counts.
+      const bool over =
+          import.last_use <= settled_ && done >= std::min(import.last_use, last_direct_);
+      if (over && !page_.find_ticket(peer, export_id, ticket)) {
+        unused.push_back(import.mapping);
+        it = imports_.erase(it);
+      } else {
+        ++it;
+      }
+    }
+  }
+  // Outside of the lock: a driver may take its time over it.
+  for (const Mapping& mapping : unused) engine_->close(mapping);
+}
+
+void Sharing::start_thread() {
+  if (thread_.joinable() || !engine_->opens_exports()) return;
+  thread_ = std::thread([this] { look_now_and_then(); });
+}
+
+void Sharing::look_now_and_then() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stop_.wait_for(lock, kTick, [this] { return stopping_; })) {
+    lock.unlock();
+    try {
+      withdraw_tickets();
+      close_imports();
+    } catch (const std::exception&) {
+      return;  // a driver that has failed or ended: nothing is left to give back
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace pg_sdma
