@@ -1,0 +1,37 @@
+"""The command line `pg-sdma`: one file a subcommand."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from pg_sdma.bench.launch import UsageError
+from pg_sdma.cli import bench_all_gather, bench_overlap, info
+from pg_sdma.settings import read_settings
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="pg-sdma", description="All-gathers over GPU copy engines: what runs here, how fast."
+    )
+    commands = top.add_subparsers(metavar="COMMAND", required=True)
+    info.add(commands)
+    bench = commands.add_parser("bench", help="measure all-gathers")
+    operations = bench.add_subparsers(metavar="WHAT", required=True)
+    bench_all_gather.add(operations)
+    bench_overlap.add(operations)
+    return top
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line `argv`; returns the exit status."""
+    arguments = parser()
+    options = arguments.parse_args(argv)
+    try:
+        read_settings()
+    except ValueError as error:
+        arguments.error(str(error))
+    try:
+        return options.command(options)
+    except UsageError as error:
+        arguments.error(str(error))

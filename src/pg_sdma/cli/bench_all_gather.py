@@ -1,0 +1,60 @@
+"""`pg-sdma bench all_gather`."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from pg_sdma.bench import all_gather
+from pg_sdma.bench.buffers import DTYPES
+from pg_sdma.bench.launch import UsageError, run_ranks
+from pg_sdma.cli.common import add_common, at_least, size
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser(
+        "all_gather",
+        help="time and bandwidth against size, in the columns of nccl-tests",
+        description="Time and bandwidth against size, in the columns of nccl-tests.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.set_defaults(command=command)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default_device(), help=" ")
+    add_common(parser)
+    parser.add_argument("-b", "--begin", type=size, default="1K", help="smallest size in bytes")
+    parser.add_argument("-e", "--end", type=size, default="64M", help="largest size in bytes")
+    parser.add_argument("-f", "--factor", type=at_least(2), default=4, help="from size to size")
+    parser.add_argument("-n", type=at_least(1), default=20, help="calls that are timed")
+    parser.add_argument("-w", type=at_least(1), default=5, help="calls before them")
+    parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="count wrong")
+    parser.add_argument("-d", "--dtype", choices=DTYPES, default="float", help="of the elements")
+    places = parser.add_mutually_exclusive_group()
+    for place, name in (("in", "--in-place"), ("out", "--out-of-place")):
+        places.add_argument(
+            name,
+            dest="places",
+            action="store_const",
+            const=(place,),
+            default=("out", "in"),
+            help="that alone",
+        )
+    parser.add_argument(
+        "--coalesced", type=at_least(1), default=1, metavar="K", help="tensors in one call"
+    )
+    parser.add_argument(
+        "--groups", type=at_least(1), default=1, help="equal groups that gather at the same time"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
+
+
+def default_device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def command(options: argparse.Namespace) -> int:
+    if options.plot and find_spec("matplotlib") is None:
+        raise UsageError("--plot draws with matplotlib: pip install 'pg-sdma[bench]'")
+    return run_ranks(all_gather.run, options, all_gather.sizes_of)
