@@ -1,6 +1,7 @@
 // A group of forked processes on the stand-in, and device buffers to gather between.
 #pragma once
 
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -118,8 +119,10 @@ class Buffer {
   Address base_ = 0;
 };
 
-// Runs `body(rank)` in a process of its own for each rank; the first failure is the group's.
-inline int run_ranks(int world, const std::function<void(int)>& body) {
+// Runs `body(rank)` in a process of its own for each rank; 1 when any of them fails. `forked` runs
+// here once all have been started.
+inline int run_ranks(int world, const std::function<void(int)>& body,
+                     const std::function<void()>& forked = [] {}) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < world; ++rank) {
     const pid_t child = fork();
@@ -136,6 +139,7 @@ inline int run_ranks(int world, const std::function<void(int)>& body) {
     }
     children.push_back(child);
   }
+  forked();
   int result = 0;
   for (const pid_t child : children) {
     int status = 0;

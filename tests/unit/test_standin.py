@@ -1,0 +1,129 @@
+"""The CUDA engine's own code, on the stand-in for CUDA's driver: no GPU, no torch.
+
+tests/standin holds the stand-in and the programs run here; ASSUMPTIONS.md there says what it takes
+for granted of CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STANDIN = ROOT / "tests" / "standin"
+OUT = ROOT / "out" / "standin"
+LIBRARY = OUT / "libpgsdma_standin.so"
+CHECKS = re.findall(r"CHECK\((\w+)\),", (STANDIN / "checks.cpp").read_text())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def built() -> None:
+    """Builds the stand-in and its programs where their sources are newer."""
+    if not (shutil.which("make") and shutil.which("g++")):
+        pytest.skip("make and g++ are needed")
+    subprocess.run(["make", "-s", "-j2", "-C", STANDIN, f"OUT={OUT}"], check=True)
+
+
+def run(
+    command: list[str | Path], seconds: float = 120, **env: str
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, env=os.environ | env, check=False
+    )
+
+
+def check(name: str, **env: str) -> None:
+    done = run([OUT / "checks", LIBRARY, name], **env)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", [name for name in CHECKS if not name.startswith("an_import_that")])
+def test_check(name: str) -> None:
+    check(name)
+
+
+def test_replaced_chunks_on_a_driver_without_block_ids() -> None:
+    check("a_replaced_chunk_is_another_export", STANDIN_BLOCK_IDS="0")
+
+
+@pytest.mark.parametrize("link", ["nvlink", "pcie", "none"])
+def test_links(link: str) -> None:
+    check("links_are_told_apart", STANDIN_LINK=link)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "cuMemAddressReserve:1",
+        "cuMemImportFromShareableHandle:3",
+        "cuMemMap:2",
+        "cuMemSetAccess:1",
+    ],
+)
+def test_an_import_that_fails_leaves_nothing_mapped(call: str) -> None:
+    check("an_import_that_fails_leaves_nothing_mapped", IMPORTER_FAIL=call)
+
+
+@pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"STANDIN_MIG": "1"}, "MIG instance"),
+        ({"STANDIN_64BIT": "0"}, "no 64-bit stream memory operations"),
+        ({"STANDIN_QUEUES": "1"}, "holds up the others"),
+        ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "CUDA_DEVICE_MAX_CONNECTIONS=1"),
+        ({"STANDIN_FAIL": "cuMemHostRegister_v2:1:800"}, "cuMemHostRegister_v2: .*800"),
+    ],
+)
+def test_devices_that_cannot_take_part_say_why(env: dict[str, str], reason: str) -> None:
+    assert re.search(reason, run([OUT / "checks", LIBRARY, "refusal"], **env).stdout)
+
+
+@pytest.mark.parametrize(
+    ("library", "reason"),
+    [("libc.so.6", "has no cuInit: it is too old"), ("none.so", "cannot be opened: none.so")],
+)
+def test_drivers_that_cannot_be_used_say_why(library: str, reason: str) -> None:
+    assert reason in run([OUT / "checks", library, "refusal"]).stdout
+
+
+@pytest.mark.parametrize("queues", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_random_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
+    """Bytes are right and nothing hangs, also where all streams share one or two queues."""
+    stress(tmp_path, ranks=ranks, queues=queues, patience_us=60_000_000, seed=ranks + queues)
+
+
+def test_random_gathers_of_late_ranks(tmp_path: Path) -> None:
+    """Some operations go to the inner, because a rank's patience ends."""
+    output = stress(tmp_path, ranks=3, queues=0, patience_us=5000, seed=5, STANDIN_DELAY_US="100")
+    assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
+
+
+def test_random_gathers_with_random_delays(tmp_path: Path) -> None:
+    stress(tmp_path, ranks=3, queues=0, patience_us=60_000_000, seed=6, STANDIN_DELAY_US="300")
+
+
+def stress(
+    folder: Path, *, ranks: int, queues: int, patience_us: int, seed: int, **env: str
+) -> str:
+    numbers = [str(n) for n in (ranks, 10, queues, patience_us, seed)]
+    done = run([OUT / "stress", LIBRARY, folder, *numbers], **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_stand_in_is_what_we_assume_of_cuda() -> None:
+    """The tests that a GPU answers for CUDA, asked of the stand-in."""
+    tests = ROOT / "tests" / "gpu" / "test_assumptions.py"
+    options = ["-q", "-m", "gpu", "--noconftest", "-p", "no:cacheprovider"]
+    done = run(
+        [sys.executable, "-m", "pytest", *options, tests], seconds=240, PG_SDMA_DRIVER=str(LIBRARY)
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
