@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 MEASURED, COMPARED = "#b30000", "#4a7fb5"
 DASHES = {"out": "-", "in": "--"}
+WORDS = {"out": "out of place", "in": "in place"}
 
 
 def crossover(rows: Sequence[Mapping[str, Any]]) -> int | None:
@@ -43,7 +44,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
             _curves(bandwidth, result, rows, place, "busbw", "vs_busbw", 1)
             _curves(latency, result, rows, place, "seconds", "vs_seconds", 1e6)
             if (size := crossover(rows)) is not None:
-                _mark(latency, f"never slower from here ({place} of place)", size, place)
+                _mark(latency, f"never slower from here ({WORDS[place]})", size, place)
                 _mark(bandwidth, "", size, place)
     bandwidth.set_ylabel("bus bandwidth (GB/s)")
     latency.set_ylabel("time of a call (us)")
@@ -73,7 +74,7 @@ def _curves(
     ):
         if backend is not None:
             values = [row[key] * scale for row in rows]
-            label = f"{backend}, {place} of place"
+            label = f"{backend}, {WORDS[place]}"
             axes.plot(sizes, values, DASHES[place], color=colour, marker=".", label=label)
 
 

@@ -127,9 +127,7 @@ def columns(device: str, backends: Sequence[str]) -> list[Column]:
     )
     found = [
         Column("size", "(B)", 12, lambda r: str(r.size), "output of one rank, all ranks' shares"),
-        Column(
-            "count", "(elements)", 12, lambda r: str(r.count), "input of one rank in each tensor"
-        ),
+        Column("count", "(elements)", 12, lambda r: str(r.count), "input of one rank, a tensor"),
         Column("type", "", 10, lambda r: r.type, "of the elements"),
         Column("redop", "", 6, lambda r: "none", "as in nccl-tests"),
         Column("root", "", 5, lambda r: "-1", "as in nccl-tests"),

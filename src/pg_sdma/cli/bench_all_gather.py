@@ -19,18 +19,36 @@ def add(commands: argparse._SubParsersAction) -> None:
         "all_gather",
         help="time and bandwidth against size, in the columns of nccl-tests",
         description="Time and bandwidth against size, in the columns of nccl-tests.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.set_defaults(command=command)
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=default_device(), help=" ")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default=default_device(), help="(%(default)s)"
+    )
     add_common(parser)
-    parser.add_argument("-b", "--begin", type=size, default="1K", help="smallest size in bytes")
-    parser.add_argument("-e", "--end", type=size, default="64M", help="largest size in bytes")
-    parser.add_argument("-f", "--factor", type=at_least(2), default=4, help="from size to size")
-    parser.add_argument("-n", type=at_least(1), default=20, help="calls that are timed")
-    parser.add_argument("-w", type=at_least(1), default=5, help="calls before them")
-    parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="count wrong")
-    parser.add_argument("-d", "--dtype", choices=DTYPES, default="float", help="of the elements")
+    parser.add_argument(
+        "-b", "--begin", type=size, default="1K", help="smallest size in bytes (%(default)s)"
+    )
+    parser.add_argument(
+        "-e", "--end", type=size, default="64M", help="largest size in bytes (%(default)s)"
+    )
+    parser.add_argument(
+        "-f", "--factor", type=at_least(2), default=4, help="from size to size (%(default)s)"
+    )
+    parser.add_argument(
+        "-n", type=at_least(1), default=20, help="calls that are timed (%(default)s)"
+    )
+    parser.add_argument("-w", type=at_least(1), default=5, help="calls before them (%(default)s)")
+    parser.add_argument(
+        "-c",
+        "--check",
+        type=int,
+        choices=(0, 1),
+        default=1,
+        help="count wrong elements after each size, or do not (%(default)s)",
+    )
+    parser.add_argument(
+        "-d", "--dtype", choices=DTYPES, default="float", help="of the elements (%(default)s)"
+    )
     places = parser.add_mutually_exclusive_group()
     for place, name in (("in", "--in-place"), ("out", "--out-of-place")):
         places.add_argument(
@@ -39,13 +57,20 @@ def add(commands: argparse._SubParsersAction) -> None:
             action="store_const",
             const=(place,),
             default=("out", "in"),
-            help="that alone",
+            help="one of the two alone; otherwise both",
         )
     parser.add_argument(
-        "--coalesced", type=at_least(1), default=1, metavar="K", help="tensors in one call"
+        "--coalesced",
+        type=at_least(1),
+        default=1,
+        metavar="K",
+        help="tensors in one call (%(default)s)",
     )
     parser.add_argument(
-        "--groups", type=at_least(1), default=1, help="equal groups that gather at the same time"
+        "--groups",
+        type=at_least(1),
+        default=1,
+        help="equal groups that gather at the same time (%(default)s)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
 

@@ -44,12 +44,14 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help="processes to start; without it one a GPU, two on CPU. Not under torchrun",
     )
     parser.add_argument(
-        "--backend", default="sdma", help="what is measured; 'inner' is what sdma wraps"
+        "--backend",
+        default="sdma",
+        help="what is measured; 'inner' is what sdma wraps (%(default)s)",
     )
     parser.add_argument(
         "--vs",
         default="inner",
         metavar="BACKEND",
-        help="what it is compared with, or 'none'; with --backend inner this shows the noise",
+        help="what it is compared with, or 'none'; with --backend inner this shows the noise (%(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")

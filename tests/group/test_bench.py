@@ -1,0 +1,86 @@
+"""`pg-sdma` on CPU ranks of its own, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = ("bench", "all_gather", "--device", "cpu", "-n", "3", "-w", "1")
+
+
+def pg_sdma(*command: str, torchrun: bool = False, **environ: str) -> str:
+    """Runs the command line to its end; returns what it printed."""
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    module = (*start, "-m", "pg_sdma") if torchrun else ("-m", "pg_sdma")
+    process = subprocess.run(
+        (sys.executable, *module, *command),
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_bench_measures_both_backends_and_checks_them(torchrun: bool, tmp_path: Path) -> None:
+    ranks = () if torchrun else ("--ranks", "2")
+    picture, numbers = tmp_path / "curves.png", tmp_path / "numbers.json"
+    files = ("--json", str(numbers), "--plot", str(picture))
+    printed = pg_sdma(
+        *BENCH, *ranks, "-b", "64", "-e", "64K", "-f", "32", *files, torchrun=torchrun
+    )
+
+    result = json.loads(numbers.read_text())
+    assert (result["backend"], result["vs"], result["ranks"]) == ("sdma", "gloo", 2)
+    rows = result["rows"]
+    assert [(row["size"], row["place"]) for row in rows] == [
+        (size, place) for size in (64, 2048, 65536) for place in ("out", "in")
+    ]
+    for row in rows:
+        assert row["count"] * 4 * 2 == row["size"]
+        assert row["wrong"] == row["vs_wrong"] == 0
+        assert row["route"] == "direct"
+        assert row["times"]["time"] > 0 and row["vs"]["time"] > 0
+    assert result["peak"]["size"] == 65536
+    table = [line for line in printed.splitlines() if not line.startswith("#")]
+    assert [line.split()[0] for line in table] == [str(row["size"]) for row in rows]
+    assert "# 0 elements were wrong" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_bench_coalesces_in_groups_and_leaves_comparison_and_check_out(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "6K", "-e", "6K", "--dtype", "bfloat16", "--in-place")
+    groups = ("--ranks", "4", "--groups", "2", "--coalesced", "3")
+    pg_sdma(*BENCH, *sizes, *groups, "--vs", "none", "-c", "0", "--json", str(numbers))
+    (row,) = json.loads(numbers.read_text())["rows"]
+    assert (row["size"], row["count"], row["ranks"]) == (6144, 512, 2)
+    assert (row["vs"], row["wrong"], row["ratio"]) == (None, None, None)
+    assert row["route"] == "direct"
+
+
+def test_bench_shows_the_route_that_was_taken(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "1K", "-e", "1K", "--out-of-place")
+    pg_sdma(*BENCH, *sizes, "--json", str(numbers), PG_SDMA_MIN_BYTES="2048")
+    (row,) = json.loads(numbers.read_text())["rows"]
+    assert row["route"] == "inner: below PG_SDMA_MIN_BYTES"
+
+
+def test_info_tells_the_route_and_the_settings() -> None:
+    printed = pg_sdma("info", PG_SDMA_RING="4")
+    found = dict(line.split(maxsplit=1) for line in printed.splitlines())
+    assert found["settings"] == "PG_SDMA_RING=4"
+    assert found["CPU"] == "tensors     direct, with 2 ranks"
+    assert "built for torch" in found["pg_sdma"]
+
+
+def test_info_tells_why_not_direct() -> None:
+    assert "inner: PG_SDMA=off on rank 0, with 2 ranks" in pg_sdma("info", PG_SDMA="off")
