@@ -1,8 +1,8 @@
 // Python bindings of pg_sdma._C.
 
+#include <torch/csrc/utils/pybind.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/utils/pybind.h>
 
 #include <pybind11/chrono.h>
 
@@ -65,12 +65,13 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
 // `options` or `register_mem_pool`. Python asks here only when the ordinary lookup found nothing.
 py::object inner_attribute(const SdmaBackend& self, const std::string& name) {
   const BackendPtr inner = self.main_inner();
-  const py::object wrapped = py::cast(inner);
-  if (!py::hasattr(wrapped, name.c_str())) {
+  try {
+    return py::cast(inner).attr(name.c_str());
+  } catch (const py::error_already_set& error) {
+    if (!error.matches(PyExc_AttributeError)) throw;
     throw py::attribute_error("neither the sdma backend nor its inner " + inner->getBackendName() +
                               " has an attribute '" + name + "'");
   }
-  return wrapped.attr(name.c_str());
 }
 
 }  // namespace
@@ -92,9 +93,10 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("log"));
 
-  py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend")
-      .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"),
-           py::arg("inners"), py::arg("settings"), py::arg("group_name"), py::arg("timeout"))
+  py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
+                                                                     py::is_final())
+      .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("inners"),
+           py::arg("settings"), py::arg("group_name"), py::arg("timeout"))
       .def(
           "inner",
           [](const SdmaBackend& self, const std::string& device) {

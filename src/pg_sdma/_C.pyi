@@ -1,39 +1,48 @@
-from collections.abc import Callable, Mapping
+"""The C++ half of pg_sdma, built against one version of torch."""
+
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, final
 
-from torch._C._distributed_c10d import Backend
-from torch.distributed import Store
+from torch._C._distributed_c10d import Backend, Store
 
-torch_version: str  # that this was built against, such as "2.13.0+cpu"
+torch_version: str
+"""The torch.__version__ that this module was built against."""
 
-def set_log(log: Callable[[str], None]) -> None:
-    """Has `log` called with what the groups of this process have to say, one line a call."""
+def set_log(log: Callable[[str], object]) -> None:
+    """Sets who gets the lines that groups log. Called from any thread."""
 
+@final
 class SdmaBackend(Backend):
-    """The backend of one group: all-gathers go direct where they can, all else to its inners."""
+    """A c10d backend around one inner backend for each device type.
+
+    Names that Backend lacks and the inner has (ProcessGroupNCCL's `options`, `register_mem_pool`)
+    are looked up on the accelerator's inner, or the cpu's where there is no other.
+    """
 
     def __init__(
         self,
         store: Store,
         rank: int,
         size: int,
-        inners: Mapping[str, Backend],  # by device type, "cpu" or "cuda"
-        settings: Mapping[str, Any],  # the fields of pg_sdma.settings.Settings, and `agreed`
+        inners: dict[str, Backend],
+        settings: dict[str, Any],
         group_name: str,
         timeout: timedelta,
-    ) -> None: ...
-    def inner(self, device_type: str) -> Backend:
-        """The backend that serves tensors on `device_type`. Raises RuntimeError if none does."""
+    ) -> None:
+        """Wraps `inners`, a backend of the same rank and size for each device type.
 
-    def stats(self) -> list[tuple[str, str, str, int, int]]:
-        """Rows of (operation, route, reason, calls, output bytes), of this rank."""
-
-    def detach(self) -> None:
-        """Ends this rank's part in the direct route; waits for no peer and calls no inner.
-
-        For the exit of a program that did not destroy the group.
+        `settings` are the fields of pg_sdma.settings.Settings; absent ones keep their defaults.
+        Raises ValueError when `inners` is empty or has another rank or size.
         """
 
-    def __getattr__(self, name: str) -> Any:
-        """What the inner's Python class has and Backend has not."""
+    def inner(self, device_type: str) -> Backend:
+        """The backend that is wrapped for `device_type`. Raises RuntimeError when there is none."""
+
+    def stats(self) -> list[tuple[str, str, str, int, int]]:
+        """Rows of (operation, route, reason, calls, bytes), of all lanes."""
+
+    def detach(self) -> None:
+        """Ends this rank's part in the transports; waits for no peer, leaves the inners alone."""
+
+    def __getattr__(self, name: str) -> Any: ...

@@ -167,16 +167,22 @@ def run_ranks(
 
 
 def init_group(backend: str, **options: Any) -> None:
-    """init_process_group with this rank's place and a store of its own for each call."""
+    """init_process_group with this rank's place and a new store."""
     import torch.distributed as dist
 
     if "sdma" in backend:
         import pg_sdma  # noqa: F401  an installed one is registered already
 
-    global _inits
-    _inits += 1
-    store = dist.FileStore(f"{_store}{_inits}", _size)
-    dist.init_process_group(backend, store=store, rank=_rank, world_size=_size, **options)
+    dist.init_process_group(backend, store=new_store(), rank=_rank, world_size=_size, **options)
+
+
+def new_store() -> Any:
+    """A store that all ranks share; each call, which all ranks make, gives another."""
+    import torch.distributed as dist
+
+    global _stores
+    _stores += 1
+    return dist.FileStore(f"{_path}{_stores}", _size)
 
 
 def _pack(result: Any) -> bytes:
@@ -195,8 +201,8 @@ def _unpack(data: bytes) -> Any:
 
 # Of this process, where it is a rank.
 _rank = _size = -1
-_store = ""
-_inits = 0
+_path = ""
+_stores = 0
 
 
 def _serve(
@@ -205,11 +211,11 @@ def _serve(
     size: int,
     backend: str | None,
     env: dict[str, str],
-    store: Path,
+    path: Path,
     output: Path,
 ) -> None:
-    global _rank, _size, _store
-    _rank, _size, _store = rank, size, str(store)
+    global _rank, _size, _path
+    _rank, _size, _path = rank, size, str(path)
     with output.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
