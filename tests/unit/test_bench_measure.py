@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from pg_sdma.bench import all_gather, launch, measure
-from pg_sdma.bench.all_gather import route_since
 from pg_sdma.bench.launch import UsageError
 from pg_sdma.bench.measure import LONGEST_GATE, SHORTEST_GATE, behind_gate, time_calls
+from pg_sdma.bench.routes import route_since
 from pg_sdma.settings import Settings
 
 

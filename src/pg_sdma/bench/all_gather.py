@@ -14,7 +14,8 @@ from pg_sdma.bench.launch import UsageError, World, measured_backends
 from pg_sdma.bench.measure import Call, Gate, time_calls
 from pg_sdma.bench.peak import measure_peak
 from pg_sdma.bench.progress import progress
-from pg_sdma.stats import RouteCounts, stats
+from pg_sdma.bench.routes import route_since
+from pg_sdma.stats import stats
 
 # More than the caches hold of the machines that this runs on.
 ROTATED_BYTES = 256 * 2**20
@@ -70,23 +71,6 @@ class Bench:
             vs_wrong=wrong[1] if len(wrong) > 1 else None,
             route=route,
         )
-
-
-def route_since(before: RouteCounts, after: RouteCounts) -> str:
-    """The route between two readings; of several, each with its part of the bytes.
-
-    "-" where nothing was counted: the group is not sdma's.
-    """
-    moved = {
-        route: count["bytes"] - before.get(operation, {}).get(route, {}).get("bytes", 0)
-        for operation, by_route in after.items()
-        for route, count in by_route.items()
-    }
-    moved = {route: size for route, size in moved.items() if size}
-    if len(moved) < 2:
-        return next(iter(moved), "-")
-    total = sum(moved.values())
-    return ", ".join(f"{size / total:.0%} {route}" for route, size in moved.items())
 
 
 def sizes_of(options: Namespace, ranks: int) -> list[int]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
 
 from pg_sdma.bench import layers, overlap, trace
 from pg_sdma.bench.launch import World, measured_backends
 from pg_sdma.bench.measure import Call, Gate
 from pg_sdma.bench.progress import progress
+from pg_sdma.bench.routes import route_since
+from pg_sdma.stats import RouteCounts, stats
 
 TRACED_GEMMS = 4
 
@@ -24,19 +29,20 @@ def run(world: World, options: Namespace) -> None:
     side = overlap.SideBySide(
         world, Gate(world.device), overlap.Products(options.gemm, world.device)
     )
-    chains: list[overlap.Overlap] = []
-    steps: list[layers.Step] = []
+    chains: list[dict[str, Any]] = []
+    steps: list[dict[str, Any]] = []
     recorded: list[trace.Activity] = []
     models = [(model, seq) for model in options.models for seq in options.seq]
     with progress(world.rank == 0, len(options.sizes) + len(models)) as (say, advance):
         say(overlap.MEANING.format(n=options.gemm))
-        say(overlap.HEADING)
+        say(f"{overlap.HEADING}  route")
         for size in options.sizes:
             calls = overlap.gather_calls(size, groups, world, buffers=2)
+            before = [stats(group) for group in groups]
             rows = overlap.measure(side, calls, names, size, world, options.gathers, options.rounds)
-            for row in rows:
-                say(overlap.line(row))
-            chains += rows
+            for row, route in zip(rows, _routes(before, groups), strict=True):
+                say(f"{overlap.line(row)}  {route}")
+                chains.append(row.as_json() | {"route": route})
             advance()
         if options.trace:
             calls = overlap.gather_calls(options.sizes[-1], groups, world, buffers=2)
@@ -49,14 +55,15 @@ def run(world: World, options: Namespace) -> None:
                 say(text)
         if models:
             say(layers.MEANING)
-            say(layers.HEADING)
+            say(f"{layers.HEADING}  route")
         for model, seq in models:
+            before = [stats(group) for group in groups]
             found = layers.measure(
                 world, groups, names, model, options.layers, seq, options.steps, options.rounds
             )
-            for step in found:
-                say(layers.line(step))
-            steps += found
+            for step, route in zip(found, _routes(before, groups), strict=True):
+                say(f"{layers.line(step)}  {route}")
+                steps.append(step.as_json() | {"route": route})
             advance()
     if world.rank == 0 and options.json:
         result = {
@@ -64,13 +71,17 @@ def run(world: World, options: Namespace) -> None:
             "operation": "overlap",
             "gemm": options.gemm,
             "rounds": options.rounds,
-            "chains": [row.as_json() for row in chains],
-            "steps": [row.as_json() for row in steps],
+            "chains": chains,
+            "steps": steps,
             "device_activities": [vars(activity) for activity in recorded],
         }
         options.json.write_text(json.dumps(result, indent=1) + "\n")
-    if any(step.wrong for step in steps):
+    if any(step["wrong"] for step in steps):
         raise SystemExit(1)
+
+
+def _routes(before: Sequence[RouteCounts], groups: Sequence[dist.ProcessGroup]) -> list[str]:
+    return [route_since(b, stats(group)) for b, group in zip(before, groups, strict=True)]
 
 
 def _phase(side: overlap.SideBySide, call: Call, gathers: int, gemms: int) -> Callable[[], object]:

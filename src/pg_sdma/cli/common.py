@@ -52,6 +52,6 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         "--vs",
         default="inner",
         metavar="BACKEND",
-        help="what it is compared with, or 'none'; with --backend inner this shows the noise (%(default)s)",
+        help="what it is compared with, or 'none'; inner with inner shows the noise (%(default)s)",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
