@@ -1,0 +1,95 @@
+#include "transport/watchdog.h"
+
+#include <sstream>
+#include <utility>
+
+namespace pg_sdma {
+namespace {
+
+constexpr std::chrono::milliseconds kLook{100};
+
+}  // namespace
+
+Watchdog::Watchdog(ControlPage& page, const Peers& peers, std::string group, int rank, int world,
+                   std::function<void(const std::string&)> end)
+    : page_(page),
+      peers_(peers),
+      group_(std::move(group)),
+      rank_(rank),
+      world_(world),
+      end_(std::move(end)),
+      thread_([this] { serve(); }) {}
+
+Watchdog::~Watchdog() {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::watch(uint64_t number, std::string operation, uint64_t output_bytes,
+                     Clock::time_point deadline) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  outstanding_.push_back({number, std::move(operation), output_bytes, Clock::now(), deadline});
+}
+
+void Watchdog::serve() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!wake_.wait_for(lock, kLook, [this] { return stopping_; })) {
+    while (!outstanding_.empty() && finished(outstanding_.front())) outstanding_.pop_front();
+    if (outstanding_.empty()) continue;
+    const std::string what = trouble(outstanding_.front());
+    if (what.empty()) continue;
+    lock.unlock();
+    page_.set_fault(rank_, what);
+    end_(what);
+    return;
+  }
+}
+
+bool Watchdog::finished(const Operation& operation) const {
+  for (int rank = 0; rank < world_; ++rank) {
+    if (page_.done(rank) < operation.number) return false;
+  }
+  return true;
+}
+
+std::string Watchdog::trouble(const Operation& operation) const {
+  if (page_.faulted()) return page_.fault();
+  std::string what;
+  for (int rank = 0; rank < world_ && what.empty(); ++rank) {
+    if (rank == rank_ || page_.done(rank) >= operation.number) continue;
+    if (page_.departed(rank)) {
+      what = "rank " + std::to_string(rank) + " has destroyed the group";
+    } else if (peers_.gone(rank) && page_.done(rank) < operation.number) {
+      what = "the process of rank " + std::to_string(rank) +
+             " has ended (look at its output for the cause)";
+    }
+  }
+  if (what.empty() && Clock::now() >= operation.deadline) what = "it timed out";
+  if (what.empty()) return "";
+  std::ostringstream text;
+  text << "rank " << rank_ << ": " << operation.name << " (operation " << operation.number
+       << " of group " << group_ << ", " << operation.output_bytes
+       << " bytes of output) cannot complete: " << what << ". " << progress(operation);
+  return text.str();
+}
+
+std::string Watchdog::progress(const Operation& operation) const {
+  std::ostringstream text;
+  for (int rank = 0; rank < world_; ++rank) {
+    if (page_.ready(rank) < operation.number) {
+      text << "Rank " << rank << " has not arrived (it is at operation " << page_.ready(rank)
+           << "). ";
+    } else if (page_.done(rank) < operation.number) {
+      text << "Rank " << rank << " has not finished reading. ";
+    }
+  }
+  const std::chrono::duration<double> waited = Clock::now() - operation.start;
+  text << "Outstanding for " << waited.count() << " s.";
+  return text.str();
+}
+
+}  // namespace pg_sdma
