@@ -94,56 +94,56 @@ enum AllocationType : int { kPinned = 1 };
 enum AccessFlags : int { kReadWrite = 3 };
 
 // X(member, name in the driver, arguments...). Names carry the version whose signature this is.
-#define PG_SDMA_DRIVER_CALLS(X)                                                                    \
-  X(init, cuInit, unsigned flags)                                                                  \
-  X(error_text, cuGetErrorString, int result, const char** text)                                   \
-  X(device_count, cuDeviceGetCount, int* count)                                                    \
-  X(device_attribute, cuDeviceGetAttribute, int* value, DeviceAttribute attribute, int device)     \
-  X(device_uuid, cuDeviceGetUuid_v2, Uuid* uuid, int device)                                       \
-  X(whole_device_uuid, cuDeviceGetUuid, Uuid* uuid, int device)                                    \
-  X(can_access_peer, cuDeviceCanAccessPeer, int* can, int device, int peer)                        \
-  X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,      \
-    int peer)                                                                                      \
-  X(retain_primary_context, cuDevicePrimaryCtxRetain, Context* context, int device)                \
-  X(current_context, cuCtxGetCurrent, Context* context)                                            \
-  X(push_context, cuCtxPushCurrent_v2, Context context)                                            \
-  X(pop_context, cuCtxPopCurrent_v2, Context* context)                                             \
-  X(priority_range, cuCtxGetStreamPriorityRange, int* least, int* greatest)                        \
-  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, CaptureMode* mode)                   \
-  X(create_stream, cuStreamCreateWithPriority, Stream* stream, unsigned flags, int priority)       \
-  X(destroy_stream, cuStreamDestroy_v2, Stream stream)                                             \
-  X(is_capturing, cuStreamIsCapturing, Stream stream, int* status)                                 \
-  X(wait_event, cuStreamWaitEvent, Stream stream, Event event, unsigned flags)                     \
-  X(memory_operations, cuStreamBatchMemOp_v2, Stream stream, unsigned count,                       \
-    MemoryOperation* operations, unsigned flags)                                                   \
-  X(create_event, cuEventCreate, Event* event, unsigned flags)                                     \
-  X(destroy_event, cuEventDestroy_v2, Event event)                                                 \
-  X(record_event, cuEventRecord, Event event, Stream stream)                                       \
-  X(query_event, cuEventQuery, Event event)                                                        \
-  X(copy, cuMemcpyAsync, Address destination, Address source, size_t bytes, Stream stream)         \
-  X(register_host, cuMemHostRegister_v2, void* data, size_t bytes, unsigned flags)                 \
-  X(unregister_host, cuMemHostUnregister, void* data)                                              \
-  X(host_device_address, cuMemHostGetDevicePointer_v2, Address* address, void* data,               \
-    unsigned flags)                                                                                \
-  X(pointer_attributes, cuPointerGetAttributes, unsigned count, PointerAttribute* attributes,      \
-    void** values, Address address)                                                                \
-  X(address_range, cuMemGetAddressRange_v2, Address* base, size_t* bytes, Address address)         \
-  X(get_ipc_handle, cuIpcGetMemHandle, IpcHandle* handle, Address base)                            \
-  X(open_ipc_handle, cuIpcOpenMemHandle_v2, Address* base, IpcHandle handle, unsigned flags)       \
-  X(close_ipc_handle, cuIpcCloseMemHandle, Address base)                                           \
-  X(retain_allocation, cuMemRetainAllocationHandle, MemoryHandle* handle, void* address)           \
-  X(release_allocation, cuMemRelease, MemoryHandle handle)                                         \
-  X(export_allocation, cuMemExportToShareableHandle, void* out, MemoryHandle handle,               \
-    HandleType type, unsigned long long flags)                                                     \
-  X(import_allocation, cuMemImportFromShareableHandle, MemoryHandle* handle, void* shareable,      \
-    HandleType type)                                                                               \
-  X(reserve_addresses, cuMemAddressReserve, Address* base, size_t bytes, size_t alignment,         \
-    Address hint, unsigned long long flags)                                                        \
-  X(free_addresses, cuMemAddressFree, Address base, size_t bytes)                                  \
-  X(map, cuMemMap, Address address, size_t bytes, size_t offset, MemoryHandle handle,              \
-    unsigned long long flags)                                                                      \
-  X(unmap, cuMemUnmap, Address address, size_t bytes)                                              \
-  X(set_access, cuMemSetAccess, Address address, size_t bytes, const AccessDescription* access,    \
+#define PG_SDMA_DRIVER_CALLS(X)                                                                 \
+  X(init, cuInit, unsigned flags)                                                               \
+  X(error_text, cuGetErrorString, int result, const char** text)                                \
+  X(device_count, cuDeviceGetCount, int* count)                                                 \
+  X(device_attribute, cuDeviceGetAttribute, int* value, DeviceAttribute attribute, int device)  \
+  X(device_uuid, cuDeviceGetUuid_v2, Uuid* uuid, int device)                                    \
+  X(whole_device_uuid, cuDeviceGetUuid, Uuid* uuid, int device)                                 \
+  X(can_access_peer, cuDeviceCanAccessPeer, int* can, int device, int peer)                     \
+  X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,   \
+    int peer)                                                                                   \
+  X(retain_primary_context, cuDevicePrimaryCtxRetain, Context* context, int device)             \
+  X(current_context, cuCtxGetCurrent, Context* context)                                         \
+  X(push_context, cuCtxPushCurrent_v2, Context context)                                         \
+  X(pop_context, cuCtxPopCurrent_v2, Context* context)                                          \
+  X(priority_range, cuCtxGetStreamPriorityRange, int* least, int* greatest)                     \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, CaptureMode* mode)                \
+  X(create_stream, cuStreamCreateWithPriority, Stream* stream, unsigned flags, int priority)    \
+  X(destroy_stream, cuStreamDestroy_v2, Stream stream)                                          \
+  X(is_capturing, cuStreamIsCapturing, Stream stream, int* status)                              \
+  X(wait_event, cuStreamWaitEvent, Stream stream, Event event, unsigned flags)                  \
+  X(memory_operations, cuStreamBatchMemOp_v2, Stream stream, unsigned count,                    \
+    MemoryOperation* operations, unsigned flags)                                                \
+  X(create_event, cuEventCreate, Event* event, unsigned flags)                                  \
+  X(destroy_event, cuEventDestroy_v2, Event event)                                              \
+  X(record_event, cuEventRecord, Event event, Stream stream)                                    \
+  X(query_event, cuEventQuery, Event event)                                                     \
+  X(copy, cuMemcpyAsync, Address destination, Address source, size_t bytes, Stream stream)      \
+  X(register_host, cuMemHostRegister_v2, void* data, size_t bytes, unsigned flags)              \
+  X(unregister_host, cuMemHostUnregister, void* data)                                           \
+  X(host_device_address, cuMemHostGetDevicePointer_v2, Address* address, void* data,            \
+    unsigned flags)                                                                             \
+  X(pointer_attributes, cuPointerGetAttributes, unsigned count, PointerAttribute* attributes,   \
+    void** values, Address address)                                                             \
+  X(address_range, cuMemGetAddressRange_v2, Address* base, size_t* bytes, Address address)      \
+  X(get_ipc_handle, cuIpcGetMemHandle, IpcHandle* handle, Address base)                         \
+  X(open_ipc_handle, cuIpcOpenMemHandle_v2, Address* base, IpcHandle handle, unsigned flags)    \
+  X(close_ipc_handle, cuIpcCloseMemHandle, Address base)                                        \
+  X(retain_allocation, cuMemRetainAllocationHandle, MemoryHandle* handle, void* address)        \
+  X(release_allocation, cuMemRelease, MemoryHandle handle)                                      \
+  X(export_allocation, cuMemExportToShareableHandle, void* out, MemoryHandle handle,            \
+    HandleType type, unsigned long long flags)                                                  \
+  X(import_allocation, cuMemImportFromShareableHandle, MemoryHandle* handle, void* shareable,   \
+    HandleType type)                                                                            \
+  X(reserve_addresses, cuMemAddressReserve, Address* base, size_t bytes, size_t alignment,      \
+    Address hint, unsigned long long flags)                                                     \
+  X(free_addresses, cuMemAddressFree, Address base, size_t bytes)                               \
+  X(map, cuMemMap, Address address, size_t bytes, size_t offset, MemoryHandle handle,           \
+    unsigned long long flags)                                                                   \
+  X(unmap, cuMemUnmap, Address address, size_t bytes)                                           \
+  X(set_access, cuMemSetAccess, Address address, size_t bytes, const AccessDescription* access, \
     size_t count)
 
 // A driver function and the name to report it by. Calling it gives the driver's result code.
@@ -175,9 +175,10 @@ class Library {
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-#define PG_SDMA_DECLARE(member, name, ...) \
-  static auto declare_##member(__VA_ARGS__) -> int; \
-  template <class... A> static Call<A...> call_of_##member(int (*)(A...)); \
+#define PG_SDMA_DECLARE(member, name, ...)           \
+  static auto declare_##member(__VA_ARGS__)->int;    \
+  template <class... A>                              \
+  static Call<A...> call_of_##member(int (*)(A...)); \
   decltype(call_of_##member(&declare_##member)) member;
   PG_SDMA_DRIVER_CALLS(PG_SDMA_DECLARE)
 #undef PG_SDMA_DECLARE

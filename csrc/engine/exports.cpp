@@ -25,10 +25,9 @@ struct Attributes {
 
 Attributes attributes_of(const driver::Library& library, driver::Address address) {
   Attributes found;
-  PointerAttribute names[] = {driver::kMemoryType,  driver::kIsManaged,
-                              driver::kDeviceOrdinal, driver::kIpcCapable,
-                              driver::kRangeStart,  driver::kRangeSize,
-                              driver::kAllowedHandleTypes, driver::kMemoryPool};
+  PointerAttribute names[] = {
+      driver::kMemoryType, driver::kIsManaged, driver::kDeviceOrdinal,      driver::kIpcCapable,
+      driver::kRangeStart, driver::kRangeSize, driver::kAllowedHandleTypes, driver::kMemoryPool};
   void* values[] = {&found.memory_type, &found.managed, &found.device,       &found.ipc_capable,
                     &found.base,        &found.bytes,   &found.handle_types, &found.pool};
   library.must(library.pointer_attributes, std::size(names), names, values, address);
@@ -37,8 +36,7 @@ Attributes attributes_of(const driver::Library& library, driver::Address address
 
 }  // namespace
 
-Exports::Exports(const driver::Library& library, int device)
-    : library_(library), device_(device) {
+Exports::Exports(const driver::Library& library, int device) : library_(library), device_(device) {
   ids_at(0);  // what fails here is not the attribute's fault
   id_attributes_ = 2;
   try {

@@ -166,7 +166,8 @@ std::shared_ptr<Queue::Marker> StreamQueue::mark() {
 }
 
 void StreamQueue::note(const Step& step) {
-  const auto offset = reinterpret_cast<uintptr_t>(step.counter) - reinterpret_cast<uintptr_t>(page_);
+  const auto offset =
+      reinterpret_cast<uintptr_t>(step.counter) - reinterpret_cast<uintptr_t>(page_);
   driver::MemoryOperation operation;
   operation.address = page_on_device_ + offset;
   operation.value = step.value;
@@ -184,8 +185,8 @@ void StreamQueue::note(const Step& step) {
 void StreamQueue::flush() {
   if (operations_.empty()) return;
   const driver::Library& library = *device_->library;
-  const int result = library.memory_operations(
-      stream_, static_cast<unsigned>(operations_.size()), operations_.data(), 0);
+  const int result = library.memory_operations(stream_, static_cast<unsigned>(operations_.size()),
+                                               operations_.data(), 0);
   operations_.clear();
   if (result != driver::kSuccess) {
     throw driver::Failure(result, library.explain(library.memory_operations.name, result));

@@ -25,12 +25,12 @@ using pg_sdma::driver::Address;
 using pg_sdma::driver::Stream;
 
 // Ends the process when something is not as the test says.
-#define REQUIRE(condition)                                                              \
-  do {                                                                                  \
-    if (!(condition)) {                                                                 \
-      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition);      \
-      std::_Exit(1);                                                                    \
-    }                                                                                   \
+#define REQUIRE(condition)                                                         \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::_Exit(1);                                                               \
+    }                                                                              \
   } while (false)
 
 // A store of files, as a group's vote needs it.
@@ -70,9 +70,7 @@ class FileBoard final : public pg_sdma::Board {
 // Device memory in one allocation, or in chunks of an expandable segment.
 class Buffer {
  public:
-  explicit Buffer(size_t bytes) : bytes_(bytes) {
-    REQUIRE(cuMemAlloc_v2(&base_, bytes) == 0);
-  }
+  explicit Buffer(size_t bytes) : bytes_(bytes) { REQUIRE(cuMemAlloc_v2(&base_, bytes) == 0); }
   Buffer(size_t bytes, size_t chunk, int device) : bytes_(bytes), chunk_(chunk) {
     const size_t whole = chunks() * chunk_;
     REQUIRE(pg_sdma::driver::cuMemAddressReserve(&base_, whole, 0, 0, 0) == 0);
@@ -121,8 +119,8 @@ class Buffer {
 
 // Runs `body(rank)` in a process of its own for each rank; 1 when any of them fails. `forked` runs
 // here once all have been started.
-inline int run_ranks(int world, const std::function<void(int)>& body,
-                     const std::function<void()>& forked = [] {}) {
+inline int run_ranks(
+    int world, const std::function<void(int)>& body, const std::function<void()>& forked = [] {}) {
   std::vector<pid_t> children;
   for (int rank = 0; rank < world; ++rank) {
     const pid_t child = fork();

@@ -38,7 +38,8 @@ int cuMemFree_v2(unsigned long long address);
 int cuMemcpyHtoD_v2(unsigned long long destination, const void* source, size_t bytes);
 int cuMemcpyDtoH_v2(void* destination, unsigned long long source, size_t bytes);
 int cuMemGetAllocationGranularity(size_t* bytes,
-                                  const pg_sdma::driver::AllocationProperties* properties, int what);
+                                  const pg_sdma::driver::AllocationProperties* properties,
+                                  int what);
 int cuMemCreate(unsigned long long* handle, size_t bytes,
                 const pg_sdma::driver::AllocationProperties* properties, unsigned long long flags);
 int cuStreamBeginCapture_v2(void* stream, int mode);

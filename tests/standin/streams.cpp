@@ -112,7 +112,8 @@ void work(HardwareQueue& queue) {
     const Operation operation = queue.entries.front();
     lock.unlock();
     if (const int delay = settings().delay_us) {
-      std::this_thread::sleep_for(std::chrono::microseconds(random() % static_cast<unsigned>(delay)));
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(random() % static_cast<unsigned>(delay)));
     }
     execute(operation);
     lock.lock();

@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests" / "standin"
 OUT = ROOT / "out" / "standin"
 LIBRARY = OUT / "libpgsdma_standin.so"
-CHECKS = re.findall(r"CHECK\((\w+)\),", (STANDIN / "checks.cpp").read_text())
+CHECKS = [
+    name
+    for source in sorted(STANDIN.glob("check_*.cpp"))
+    for name in re.findall(r"^CHECK\((\w+)\)", source.read_text(), re.MULTILINE)
+]
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -1,0 +1,164 @@
+// Order on the device, captures, contexts, links.
+#include <cstring>
+#include <map>
+#include <thread>
+
+#include "checks.h"
+
+using namespace pg_sdma;
+using namespace standin_test;
+
+namespace {
+
+class NoWaiter final : public Waiter {
+  void wait(Counter&, uint64_t) override {}
+  void wrote() override {}
+};
+NoWaiter no_waiter;
+
+class Counters {
+ public:
+  Counters() {
+    page_ = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    REQUIRE(page_ != MAP_FAILED);
+  }
+  ~Counters() { munmap(page_, 4096); }
+  Counter& operator[](size_t index) { return static_cast<Counter*>(page_)[index]; }
+  void* page() { return page_; }
+
+ private:
+  void* page_;
+};
+
+bool soon(const std::function<bool()>& condition) {
+  for (int i = 0; i < 5000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+CHECK(a_program_is_ordered_between_the_callers_work) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  const Buffer first(64), second(64), third(64), fourth(64);
+  std::memset(first.data(), 9, 64);
+  // Held up at its start, so that only the order on the device can make it right.
+  Counters gates;
+  const auto holder = engine->queue(gates.page(), 4096);
+  holder->run({Step::wait(gates[0], 1)}, no_waiter);
+  holder->caller_follows();
+  REQUIRE(driver::cuMemcpyAsync(second.base(), first.base(), 64, caller) == 0);
+  queue->follow_caller();
+  queue->run({Step::write(counters[0], 1), Step::wait(counters[1], 5),
+              Step::copy(third.data(), 0, second.base(), 64), Step::write(counters[0], 2)},
+             no_waiter);
+  queue->caller_follows();
+  REQUIRE(driver::cuMemcpyAsync(fourth.base(), third.base(), 64, caller) == 0);
+  const auto end = queue->mark();
+  gates[0] = 1;
+  REQUIRE(soon([&] { return counters[0] == 1; }));
+  REQUIRE(!end->passed());
+  counters[1] = 6;
+  REQUIRE(soon([&] { return end->passed(); }));
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  REQUIRE(counters[0] == 2 && fourth.data()[63] == 9);
+}
+
+CHECK(long_batches_are_split) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  Program program;
+  for (uint64_t i = 0; i < 600; ++i) program.push_back(Step::write(counters[i % 500], i));
+  queue->run(program, no_waiter);
+  REQUIRE(soon([&] { return counters[99] == 599; }));
+  for (uint64_t i = 100; i < 500; ++i) REQUIRE(counters[i] == i);
+}
+
+CHECK(events_are_used_again) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  const long before = standin_calls("cuEventCreate");
+  for (int i = 0; i < 100; ++i) {
+    queue->follow_caller();
+    queue->caller_follows();
+    queue->mark();
+  }
+  REQUIRE(standin_calls("cuEventCreate") - before <= 2);
+}
+
+CHECK(a_queue_that_waits_for_ever_does_not_hold_its_end) {
+  const auto engine = engine_on(0);
+  auto* counters = new Counters;  // the device goes on looking at it
+  const auto start = std::chrono::steady_clock::now();
+  {
+    const auto queue = engine->queue(counters->page(), 4096);
+    queue->run({Step::wait((*counters)[0], 1)}, no_waiter);
+  }
+  REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
+}
+
+CHECK(another_threads_capture_survives) {
+  const auto engine = engine_on(0);
+  const Buffer buffer(4096);
+  engine->publish(buffer.data(), 8);
+  Counters counters;
+  Stream captured = nullptr;
+  REQUIRE(driver::cuStreamCreateWithPriority(&captured, driver::kNonBlocking, 0) == 0);
+  REQUIRE(cuStreamBeginCapture_v2(captured, 0) == 0);
+  std::thread([&] {
+    const Buffer* fresh = &buffer;
+    engine->publish(fresh->data(), 8);
+    const auto queue = engine->queue(counters.page(), 4096);
+    queue->follow_caller();
+    queue->run({Step::write(counters[0], 3)}, no_waiter);
+    const auto end = queue->mark();
+    REQUIRE(soon([&] { return end->passed(); }));
+    queue->caller_follows();
+  }).join();
+  void* graph = nullptr;
+  REQUIRE(cuStreamEndCapture(captured, &graph) == 0);
+}
+
+CHECK(the_callers_capture_is_seen) {
+  const auto engine = engine_on(0);
+  REQUIRE(!engine->capturing());
+  REQUIRE(cuStreamBeginCapture_v2(caller, 2) == 0);
+  REQUIRE(engine->capturing());
+  void* graph = nullptr;
+  REQUIRE(cuStreamEndCapture(caller, &graph) == 0);
+}
+
+CHECK(threads_keep_the_context_they_had) {
+  const auto engine = engine_on(0);
+  const Buffer buffer(4096);
+  std::thread([&] {
+    REQUIRE(engine->publish(buffer.data(), 8).export_id == 1);
+    driver::Context current = nullptr;
+    REQUIRE(driver::cuCtxGetCurrent(&current) == 0 && current == nullptr);
+  }).join();
+}
+
+// -- devices
+
+CHECK(links_are_told_apart) {
+  const auto engine = engine_on(0);
+  const auto other = engine_on(1);
+  const char* set = std::getenv("STANDIN_LINK");
+  const std::map<std::string, Link> links{
+      {"nvlink", Link::kNvlink}, {"pcie", Link::kPcie}, {"none", Link::kNone}};
+  REQUIRE(engine->link_to(other->identity()) == links.at(set == nullptr ? "nvlink" : set));
+  REQUIRE(engine->link_to(engine->identity()) == Link::kSameDevice);
+  REQUIRE(engine->link_to("0123 1 elsewhere") == Link::kNone);
+  REQUIRE(has(refusal([&] { engine->link_to("4711"); }), "not a CUDA engine"));
+}
+
+CHECK(groups_share_one_engine) {
+  REQUIRE(engine_on(0) == engine_on(0));
+  REQUIRE(engine_on(0) != engine_on(1));
+}
+
+}  // namespace
