@@ -12,6 +12,7 @@
 
 #include "engine/descriptor_server.h"
 #include "engine/driver.h"
+#include "engine/driver_device.h"
 #include "engine/exports.h"
 #include "engine/imports.h"
 #include "engine/probe.h"
@@ -127,9 +128,7 @@ class CudaEngine final : public Engine {
     const int result = library.is_capturing(device_->current_stream(), &status);
     // The default stream may not even be asked while another stream is being captured.
     if (result == driver::kStreamCaptureImplicit) return true;
-    if (result != driver::kSuccess) {
-      throw driver::Failure(result, library.explain(library.is_capturing.name, result));
-    }
+    if (result != driver::kSuccess) device_->fail(library.is_capturing.name, result);
     return status != 0;
   }
 
@@ -187,8 +186,8 @@ void check_device(const driver::Library& library, int ordinal) {
   }
 }
 
-std::shared_ptr<const DriverDevice> open_device(int ordinal, const std::string& library,
-                                                std::function<void*()> current_stream) {
+std::shared_ptr<DriverDevice> open_device(int ordinal, const std::string& library,
+                                          std::function<void*()> current_stream) {
   auto device = std::make_shared<DriverDevice>();
   device->library = driver::Library::open(library);
   device->ordinal = ordinal;
@@ -202,7 +201,7 @@ std::shared_ptr<const DriverDevice> open_device(int ordinal, const std::string& 
 }  // namespace
 
 std::shared_ptr<Engine> cuda_engine(int ordinal, const std::string& library,
-                                    std::function<void*()> current_stream) {
+                                    std::function<void*()> current_stream, bool batch_copies) {
   static std::mutex mutex;
   static std::map<std::pair<int, std::string>, std::weak_ptr<Engine>> engines;
   std::lock_guard<std::mutex> lock(mutex);
@@ -210,6 +209,7 @@ std::shared_ptr<Engine> cuda_engine(int ordinal, const std::string& library,
   if (std::shared_ptr<Engine> engine = known.lock()) return engine;
   try {
     const auto device = open_device(ordinal, library, std::move(current_stream));
+    device->batches_copies = batch_copies;
     const auto current = device->enter();
     probe_streams(*device);
     auto engine = std::make_shared<CudaEngine>(device);

@@ -9,8 +9,12 @@ template <class... Arguments>
 void find(void* library, const char* name, Call<Arguments...>& call) {
   call.name = name;
   call.function = reinterpret_cast<int (*)(Arguments...)>(dlsym(library, name));
+}
+
+template <class... Arguments>
+void require(const Call<Arguments...>& call) {
   if (call.function == nullptr) {
-    throw std::runtime_error(std::string("the driver has no ") + name + ": it is too old");
+    throw std::runtime_error(std::string("the driver has no ") + call.name + ": it is too old");
   }
 }
 
@@ -25,8 +29,12 @@ std::shared_ptr<const Library> Library::open(const std::string& path) {
   }
   std::shared_ptr<Library> library(new Library);
 #define PG_SDMA_FIND(member, name, ...) find(opened, #name, library->member);
+#define PG_SDMA_REQUIRE(member, name, ...) require(library->member);
   PG_SDMA_DRIVER_CALLS(PG_SDMA_FIND)
+  PG_SDMA_OPTIONAL_DRIVER_CALLS(PG_SDMA_FIND)
+  PG_SDMA_DRIVER_CALLS(PG_SDMA_REQUIRE)
 #undef PG_SDMA_FIND
+#undef PG_SDMA_REQUIRE
   library->must(library->init, 0);
   return library;
 }

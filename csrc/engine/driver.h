@@ -58,6 +58,13 @@ struct AccessDescription {
   int flags = 0;
 };
 
+struct CopyAttributes {
+  int source_order = 0;
+  Location source_hint;
+  Location destination_hint;
+  unsigned flags = 0;
+};
+
 enum Result : int { kSuccess = 0, kNotReady = 600, kStreamCaptureImplicit = 906 };
 
 enum DeviceAttribute : int { kUnifiedAddressing = 41, k64BitStreamMemoryOperations = 122 };
@@ -82,6 +89,8 @@ enum MemoryOperationType : uint32_t { kWaitValue64 = 4, kWriteValue64 = 5 };
 enum WaitFlags : uint32_t { kWaitAtLeast = 0 };
 // The write is visible only after all that the stream did before.
 enum WriteFlags : uint32_t { kWriteWithBarrier = 0 };
+
+enum SourceOrder : int { kInStreamOrder = 1 };
 
 enum StreamFlags : unsigned { kNonBlocking = 1 };
 enum EventFlags : unsigned { kNoTiming = 2 };
@@ -146,6 +155,12 @@ enum AccessFlags : int { kReadWrite = 3 };
   X(set_access, cuMemSetAccess, Address address, size_t bytes, const AccessDescription* access, \
     size_t count)
 
+// The same, for what an older driver may lack: the member's function is then null.
+#define PG_SDMA_OPTIONAL_DRIVER_CALLS(X)                                                      \
+  X(copy_batch, cuMemcpyBatchAsync, Address* destinations, Address* sources, size_t* sizes,   \
+    size_t count, CopyAttributes* attributes, size_t* first_of_each, size_t attributes_count, \
+    size_t* failed, Stream stream)
+
 // A driver function and the name to report it by. Calling it gives the driver's result code.
 template <class... Arguments>
 struct Call {
@@ -181,6 +196,7 @@ class Library {
   static Call<A...> call_of_##member(int (*)(A...)); \
   decltype(call_of_##member(&declare_##member)) member;
   PG_SDMA_DRIVER_CALLS(PG_SDMA_DECLARE)
+  PG_SDMA_OPTIONAL_DRIVER_CALLS(PG_SDMA_DECLARE)
 #undef PG_SDMA_DECLARE
 
   // Makes the call; throws Failure naming it and the driver's reason when it fails.

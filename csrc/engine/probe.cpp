@@ -7,6 +7,8 @@
 #include <new>
 #include <thread>
 
+#include "engine/stream_queue.h"
+
 namespace pg_sdma {
 namespace {
 

@@ -1,7 +1,7 @@
 // A test that a device's streams are independent.
 #pragma once
 
-#include "engine/stream_queue.h"
+#include "engine/driver_device.h"
 
 namespace pg_sdma {
 

@@ -37,13 +37,13 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
       }
     }
     if (event == nullptr) {
-      device_->library->must(device_->library->create_event, &event, driver::kNoTiming);
+      device_->must(device_->library->create_event, &event, driver::kNoTiming);
     }
     std::shared_ptr<void> recorded(event, [pool = shared_from_this()](driver::Event used) {
       std::lock_guard<std::mutex> lock(pool->mutex_);
       pool->free_.push_back(used);
     });
-    device_->library->must(device_->library->record_event, event, stream);
+    device_->must(device_->library->record_event, event, stream);
     return recorded;
   }
 
@@ -70,13 +70,13 @@ class EventMarker final : public Queue::Marker {
     const int result = library.query_event(event_.get());
     if (result == driver::kSuccess) return true;
     if (result == driver::kNotReady) return false;
-    throw driver::Failure(result, library.explain(library.query_event.name, result));
+    device.fail(library.query_event.name, result);
   }
 
   void caller_follows() override {
     const DriverDevice& device = pool_->device();
     const auto current = device.enter();
-    device.library->must(device.library->wait_event, device.current_stream(), event_.get(), 0);
+    device.must(device.library->wait_event, device.current_stream(), event_.get(), 0);
   }
 
  private:
@@ -94,13 +94,13 @@ StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page,
   const driver::Library& library = *device_->library;
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
-  library.must(library.register_host, page_, bytes_, driver::kPortable | driver::kDeviceMapped);
+  device_->must(library.register_host, page_, bytes_, driver::kPortable | driver::kDeviceMapped);
   try {
-    library.must(library.host_device_address, &page_on_device_, page_, 0);
+    device_->must(library.host_device_address, &page_on_device_, page_, 0);
     int least = 0;
     int greatest = 0;
-    library.must(library.priority_range, &least, &greatest);
-    library.must(library.create_stream, &stream_, driver::kNonBlocking, greatest);
+    device_->must(library.priority_range, &least, &greatest);
+    device_->must(library.create_stream, &stream_, driver::kNonBlocking, greatest);
   } catch (...) {
     library.unregister_host(page_);
     throw;
@@ -138,7 +138,7 @@ void StreamQueue::follow(void* stream) {
   const driver::Library& library = *device_->library;
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
-  library.must(library.wait_event, stream_, events_->record(stream).get(), 0);
+  device_->must(library.wait_event, stream_, events_->record(stream).get(), 0);
 }
 
 void StreamQueue::run(const Program& program, Waiter&) {
@@ -146,15 +146,16 @@ void StreamQueue::run(const Program& program, Waiter&) {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
   for (const Step& step : program) {
-    if (step.kind != Step::Kind::kCopy) {
+    if (step.kind == Step::Kind::kCopy) {
+      flush();
+      note_copy(step);
+    } else {
+      flush_copies();
       note(step);
-      continue;
     }
-    flush();
-    library.must(library.copy, reinterpret_cast<driver::Address>(step.destination), step.source,
-                 step.bytes, stream_);
   }
   flush();
+  flush_copies();
 }
 
 void StreamQueue::caller_follows() { mark()->caller_follows(); }
@@ -188,9 +189,33 @@ void StreamQueue::flush() {
   const int result = library.memory_operations(stream_, static_cast<unsigned>(operations_.size()),
                                                operations_.data(), 0);
   operations_.clear();
-  if (result != driver::kSuccess) {
-    throw driver::Failure(result, library.explain(library.memory_operations.name, result));
+  if (result != driver::kSuccess) device_->fail(library.memory_operations.name, result);
+}
+
+void StreamQueue::note_copy(const Step& step) {
+  destinations_.push_back(reinterpret_cast<driver::Address>(step.destination));
+  sources_.push_back(step.source);
+  sizes_.push_back(step.bytes);
+}
+
+void StreamQueue::flush_copies() {
+  const driver::Library& library = *device_->library;
+  // The copies of a batch are not ordered among themselves, and need not be.
+  if (device_->batches_copies && library.copy_batch.function != nullptr && sizes_.size() > 1) {
+    driver::CopyAttributes attributes;
+    attributes.source_order = driver::kInStreamOrder;
+    size_t first = 0;
+    size_t failed = 0;
+    device_->must(library.copy_batch, destinations_.data(), sources_.data(), sizes_.data(),
+                  sizes_.size(), &attributes, &first, 1, &failed, stream_);
+  } else {
+    for (size_t i = 0; i < sizes_.size(); ++i) {
+      device_->must(library.copy, destinations_[i], sources_[i], sizes_[i], stream_);
+    }
   }
+  destinations_.clear();
+  sources_.clear();
+  sizes_.clear();
 }
 
 }  // namespace pg_sdma

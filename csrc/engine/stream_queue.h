@@ -3,25 +3,14 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <vector>
 
 #include "engine/driver.h"
+#include "engine/driver_device.h"
 #include "engine/engine.h"
 
 namespace pg_sdma {
-
-// One device of the driver as the engine's parts share it.
-struct DriverDevice {
-  std::shared_ptr<const driver::Library> library;
-  driver::Context context = nullptr;
-  int ordinal = 0;
-  // The calling thread's current stream on the device, as torch sees it.
-  std::function<driver::Stream()> current_stream;
-
-  driver::ContextGuard enter() const { return {*library, context}; }
-};
 
 class EventPool;
 
@@ -40,7 +29,9 @@ class StreamQueue final : public Queue {
 
  private:
   void note(const Step& step);
+  void note_copy(const Step& step);
   void flush();
+  void flush_copies();
   bool drained();
 
   std::shared_ptr<const DriverDevice> device_;
@@ -49,7 +40,11 @@ class StreamQueue final : public Queue {
   size_t bytes_;
   driver::Address page_on_device_ = 0;
   driver::Stream stream_ = nullptr;
-  std::vector<driver::MemoryOperation> operations_;  // noted, and not yet enqueued
+  // Noted, and not yet enqueued: there is never some of both.
+  std::vector<driver::MemoryOperation> operations_;
+  std::vector<driver::Address> destinations_;
+  std::vector<driver::Address> sources_;
+  std::vector<size_t> sizes_;
 };
 
 }  // namespace pg_sdma

@@ -31,6 +31,9 @@ constexpr bool same_call(CUresult (*)(Theirs...), Call<Ours...> Library::*) {
 #define CHECK_CALL(member, name, ...) \
   static_assert(same_call(&name, &Library::member), #name " takes other arguments");
 PG_SDMA_DRIVER_CALLS(CHECK_CALL)
+#if CUDA_VERSION < 13000  // later headers declare the next version only
+PG_SDMA_OPTIONAL_DRIVER_CALLS(CHECK_CALL)
+#endif
 
 // -- Structures.
 static_assert(sizeof(IpcHandle) == sizeof(CUipcMemHandle));
@@ -59,6 +62,12 @@ static_assert(sizeof(AllocationProperties) == sizeof(CUmemAllocationProp));
 static_assert(offsetof(AllocationProperties, handle_types) ==
               offsetof(CUmemAllocationProp, requestedHandleTypes));
 static_assert(offsetof(AllocationProperties, location) == offsetof(CUmemAllocationProp, location));
+
+#if CUDA_VERSION >= 12080
+static_assert(sizeof(CopyAttributes) == sizeof(CUmemcpyAttributes));
+static_assert(offsetof(CopyAttributes, flags) == offsetof(CUmemcpyAttributes, flags));
+static_assert(kInStreamOrder == static_cast<int>(CU_MEMCPY_SRC_ACCESS_ORDER_STREAM));
+#endif
 
 // -- Constants.
 #define SAME(ours, theirs) static_assert(static_cast<long long>(ours) == theirs, #theirs)

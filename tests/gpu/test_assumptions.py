@@ -76,7 +76,7 @@ def serve_peer(pipe: Connection, device: int) -> None:
         function, arguments = request
         try:
             pipe.send((True, function(driver, *arguments)))
-        except Failed as error:
+        except (Failed, AssertionError) as error:
             pipe.send((False, str(error)))
 
 
@@ -390,6 +390,45 @@ def open_while_waiting(driver: Driver, handle: bytes) -> bytes:
     assert passes(driver, event)
     page.counters[0] = 1
     return driver.get(own, 4)
+
+
+def test_closing_while_a_stream_waits_lets_others_enqueue(driver: Driver, peer: Peer) -> None:
+    """The group's thread closes peers' memory while its streams wait: the calls that enqueue must
+    go on. Whether the closing itself returns before the wait is over is printed."""
+    base = driver.alloc(SIZE)
+    returned = peer.ask(close_while_waiting, driver.ipc_handle(base))
+    print("closing beside a waiting stream", "returns" if returned else "is held up")
+    driver.free(base)
+
+
+def close_while_waiting(driver: Driver, handle: bytes) -> bool:
+    page = Page(driver)
+    mapped = driver.open_ipc(handle)
+    waiting, other = driver.stream(-1), driver.stream()
+    driver.operate(waiting, wait(page.address(0), 1))
+
+    def close() -> None:
+        driver.enter()
+        close_ipc(driver, mapped)
+
+    def enqueue() -> None:
+        driver.enter()
+        for value in range(10):
+            driver.operate(other, write(page.address(1), value))
+            driver.operate(waiting, write(page.address(2), value))
+
+    closing, enqueuing = Thread(target=close), Thread(target=enqueue)
+    closing.start()
+    closing.join(1)
+    returned = not closing.is_alive()
+    enqueuing.start()
+    enqueuing.join(5)
+    held = enqueuing.is_alive()
+    page.counters[0] = 1
+    closing.join()
+    enqueuing.join()
+    assert not held, "enqueuing is held up by a thread that closes"
+    return returned
 
 
 # -- events

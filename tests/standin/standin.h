@@ -27,6 +27,7 @@ extern "C" {
 namespace pg_sdma::driver {
 #define STANDIN_DECLARE(member, name, ...) int name(__VA_ARGS__);
 PG_SDMA_DRIVER_CALLS(STANDIN_DECLARE)
+PG_SDMA_OPTIONAL_DRIVER_CALLS(STANDIN_DECLARE)
 #undef STANDIN_DECLARE
 }  // namespace pg_sdma::driver
 

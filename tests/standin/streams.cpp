@@ -324,6 +324,30 @@ int cuMemcpyAsync(Address destination, Address source, size_t bytes, Stream stre
   return enqueue(stream, {operation});
 }
 
+// A batch's copies come in any order: here, the last one first.
+int cuMemcpyBatchAsync(Address* destinations, Address* sources, size_t* sizes, size_t count,
+                       CopyAttributes* attributes, size_t* first_of_each, size_t attributes_count,
+                       size_t*, Stream stream) {
+  if (const int code = enter(__func__, Needs::kContext)) return code;
+  if (count == 0 || attributes_count != 1 || *first_of_each != 0 || stream == nullptr ||
+      attributes->source_order != kInStreamOrder) {
+    return kInvalidValue;
+  }
+  std::vector<Operation> batch;
+  for (size_t i = count; i-- > 0;) {
+    if (sizes[i] == 0 || !accessible(destinations[i], sizes[i]) ||
+        !accessible(sources[i], sizes[i])) {
+      return kInvalidValue;
+    }
+    Operation operation{Operation::Kind::kCopy};
+    operation.destination = destinations[i];
+    operation.source = sources[i];
+    operation.bytes = sizes[i];
+    batch.push_back(operation);
+  }
+  return enqueue(stream, std::move(batch));
+}
+
 int cuMemcpyHtoD_v2(Address destination, const void* source, size_t bytes) {
   if (const int code = cuStreamSynchronize(nullptr)) return code;
   if (!accessible(destination, bytes)) return kInvalidValue;

@@ -1,10 +1,11 @@
 // Random all-gathers of forked ranks through the whole direct path on the stand-in, every byte of
 // every output checked, buffers freed and allocated again in between.
 //
-//   stress <driver> <folder> <ranks> <batches> <queues> <patience in us> <seed>
+//   stress <driver> <folder> <ranks> <batches> <queues> <patience in us> <batch> <seed>
 //
 // <folder> is empty and the group's own. <queues>: hardware queues that a rank's streams share,
-// 0 for one each. With patience some operations go to the inner, which this test leaves out.
+// 0 for one each. <batch>: 1 to enqueue adjoining copies together. With patience some operations go
+// to the inner, which this test leaves out.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -170,13 +171,13 @@ class Rank {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc == 8);
+  REQUIRE(argc == 9);
   const std::string driver_path = argv[1];
   const std::string folder = argv[2];
   const int world = std::atoi(argv[3]);
   const int batches = std::atoi(argv[4]);
   const int queues = std::atoi(argv[5]);
-  const auto seed = static_cast<unsigned>(std::atoi(argv[7]));
+  const auto seed = static_cast<unsigned>(std::atoi(argv[8]));
 
   return run_ranks(world, [&](int rank) {
     Rendezvous::Options options;
@@ -188,7 +189,7 @@ int main(int argc, char** argv) {
     Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
     rendezvous.join();
     const auto engine = [&] {
-      auto made = cuda_engine(rank, driver_path, [] { return caller; });
+      auto made = cuda_engine(rank, driver_path, [] { return caller; }, std::atoi(argv[7]) != 0);
       // Only now: a device whose streams share one queue is refused.
       standin_share_queues(queues);
       return made;
@@ -204,8 +205,9 @@ int main(int argc, char** argv) {
     {
       Rank self(rank, world, seed, *result.transport);
       for (int i = 0; i < batches; ++i) self.batch();
-      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped\n", rank, self.direct(),
-                  self.inner(), standin_mapped());
+      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batches\n", rank,
+                  self.direct(), self.inner(), standin_mapped(),
+                  standin_calls("cuMemcpyBatchAsync"));
       std::fflush(stdout);
     }
     result.transport.reset();

@@ -100,7 +100,12 @@ def test_drivers_that_cannot_be_used_say_why(library: str, reason: str) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_random_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
     """Bytes are right and nothing hangs, also where all streams share one or two queues."""
-    stress(tmp_path, ranks=ranks, queues=queues, patience_us=60_000_000, seed=ranks + queues)
+    stress(tmp_path, ranks=ranks, queues=queues, seed=ranks + queues)
+
+
+def test_random_gathers_in_batched_copies(tmp_path: Path) -> None:
+    output = stress(tmp_path, ranks=3, queues=0, seed=4, batch=True)
+    assert min(int(n) for n in re.findall(r"(\d+) batches", output)) > 0
 
 
 def test_random_gathers_of_late_ranks(tmp_path: Path) -> None:
@@ -110,13 +115,20 @@ def test_random_gathers_of_late_ranks(tmp_path: Path) -> None:
 
 
 def test_random_gathers_with_random_delays(tmp_path: Path) -> None:
-    stress(tmp_path, ranks=3, queues=0, patience_us=60_000_000, seed=6, STANDIN_DELAY_US="300")
+    stress(tmp_path, ranks=3, queues=0, seed=6, STANDIN_DELAY_US="300")
 
 
 def stress(
-    folder: Path, *, ranks: int, queues: int, patience_us: int, seed: int, **env: str
+    folder: Path,
+    *,
+    ranks: int,
+    queues: int,
+    seed: int,
+    patience_us: int = 60_000_000,
+    batch: bool = False,
+    **env: str,
 ) -> str:
-    numbers = [str(n) for n in (ranks, 10, queues, patience_us, seed)]
+    numbers = [str(n) for n in (ranks, 10, queues, patience_us, int(batch), seed)]
     done = run([OUT / "stress", LIBRARY, folder, *numbers], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
