@@ -30,14 +30,6 @@ class Counters {
   void* page_;
 };
 
-bool soon(const std::function<bool()>& condition) {
-  for (int i = 0; i < 5000; ++i) {
-    if (condition()) return true;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  return false;
-}
-
 CHECK(a_program_is_ordered_between_the_callers_work) {
   const auto engine = engine_on(0);
   Counters counters;

@@ -117,6 +117,15 @@ class Buffer {
   Address base_ = 0;
 };
 
+// Whether something comes true within five seconds.
+inline bool soon(const std::function<bool()>& condition) {
+  for (int i = 0; i < 5000; ++i) {
+    if (condition()) return true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
 // Runs `body(rank)` in a process of its own for each rank; 1 when any of them fails. `forked` runs
 // here once all have been started.
 inline int run_ranks(
