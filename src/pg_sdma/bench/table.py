@@ -133,7 +133,13 @@ def columns(device: str, backends: Sequence[str]) -> list[Column]:
         Column("root", "", 5, lambda r: "-1", "as in nccl-tests"),
         Column("place", "", 6, lambda r: r.place, "in: the input lies in the output"),
         Column("time", "(us)", 10, lambda r: _time(r.times), f"{backend}, {timed}"),
-        Column("algbw", "(GB/s)", 8, lambda r: _number(r.algbw), "size / time"),
+        Column(
+            "algbw",
+            "(GB/s)",
+            8,
+            lambda r: _number(r.algbw),
+            "size / time, or / wall where there is no time",
+        ),
         Column("busbw", "(GB/s)", 8, lambda r: _number(r.busbw), "algbw * (n - 1) / n, n ranks"),
         Column("#wrong", "", 7, lambda r: _integer(r.wrong), "elements, over all ranks"),
     ]
