@@ -1,0 +1,67 @@
+"""All-gathers on GPUs, and the other collectives beside them, give what the inner's group gives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from gathers import run_cases
+from groups import PATIENT, GpuRanks
+from random_gathers import FORMS
+from rows import ROWS, Gathered, Raised
+from test_table import assert_same, run
+
+pytestmark = pytest.mark.gpu
+
+SEED = 1
+
+# gloo has no sends of CUDA tensors; NCCL's wait for the peer's call, which the rows make too late.
+POINT_TO_POINT = re.compile("send|recv|point_to_point")
+# gloo crashes on coalesced all-gathers of CUDA tensors (pytorch issue 152645). Functional
+# collectives and DTensor make them: ours go direct, and are compared with gloo's on the CPU.
+COALESCED = re.compile("functional_.*all_gather|dtensor|coalescing_manager.*all_gather")
+LEFT_TO_INNER = re.compile("all_gather_coalesced")
+# NCCL's shrink_group replaces the default group that the other rows use.
+ENDS_THE_GROUP = re.compile("shrink_group")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", ROWS)
+def test_row(gpu_ranks: GpuRanks, name: str, size: int) -> None:
+    inner = gpu_ranks.inner(size)
+    if POINT_TO_POINT.search(name):
+        pytest.skip("no sends between these ranks' GPUs without grouping them")
+    if inner == "gloo" and LEFT_TO_INNER.match(name):
+        pytest.skip("goes to gloo, which crashes on it with CUDA tensors")
+    if inner == "nccl" and ENDS_THE_GROUP.match(name):
+        pytest.skip("replaces the group that the other rows use")
+    on_gpu = {"PG_SDMA_TEST_DEVICE": "cuda"}
+    ours = gpu_ranks(size, "cuda:sdma", env=on_gpu | PATIENT).run(run, name)
+    if inner == "gloo" and COALESCED.match(name):
+        inners = gpu_ranks(size, "cpu:gloo").run(run, name)
+    else:
+        inners = gpu_ranks(size, f"cuda:{inner}", env=on_gpu).run(run, name)
+    if isinstance(ours[0], Gathered) and isinstance(inners[0], Raised):
+        inners = [Gathered(own.input, [peer.input for peer in ours]) for own in ours]
+    assert_same(ours, inners)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_random_gathers(gpu_ranks: GpuRanks, cases: int, size: int) -> None:
+    ranks = gpu_ranks(size, env=PATIENT)
+    for routes in ranks.run(run_cases, SEED, cases, timeout=60 + cases / 20):
+        assert routes["direct"] > sum(routes.values()) / 2
+        assert "inner: late" not in routes
+
+
+def test_random_gathers_of_late_ranks(gpu_ranks: GpuRanks, cases: int) -> None:
+    # What comes late goes to the inner as it is.
+    forms = FORMS if gpu_ranks.inner(2) == "nccl" else ("single", "list")
+    for routes in gpu_ranks(2).run(run_cases, SEED, cases // 10, forms, True, timeout=120):
+        assert routes["direct"] > 0
+        assert routes["inner: late"] > 0
+
+
+@pytest.mark.parametrize("bind", [False, True])
+def test_random_gathers_of_one_rank(gpu_ranks: GpuRanks, cases: int, bind: bool) -> None:
+    gpu_ranks(1, bind=bind).run(run_cases, SEED, cases // 10)
