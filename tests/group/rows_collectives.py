@@ -1,13 +1,14 @@
-"""Rows of the table: collectives, point-to-point calls, coalescing forms, objects."""
+"""Rows of the table: collectives and barriers."""
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from rows import DEVICE, Gathered, done, empty, here, random, row
-from torch.distributed.distributed_c10d import _coalescing_manager
+from torch.nn.parallel import DistributedDataParallel
 
 OPS = ["SUM", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR", "AVG"]
 DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "float16", "bfloat16"]
@@ -26,6 +27,13 @@ def broadcast(async_op):
 def all_reduce(async_op, op, dtype):
     x = random(7, dtype=getattr(torch, dtype))
     done(dist.all_reduce(x, getattr(dist.ReduceOp, op), async_op=async_op))
+    return x
+
+
+@row
+def all_reduce_premultiplied():
+    x = random(4)
+    dist.all_reduce(x, dist._make_nccl_premul_sum(0.5))
     return x
 
 
@@ -200,103 +208,42 @@ def renamed(name):
     return output
 
 
+@row(name=["_all_gather_base", "_reduce_scatter_base"])
+def deprecated(name):
+    size = here()[1]
+    output = empty(size * 4 if name == "_all_gather_base" else 1)
+    getattr(dist, name)(output, random(4 if name == "_all_gather_base" else size))
+    return output
+
+
+@row
+def distributed_data_parallel():
+    model = torch.nn.Linear(3, 2).to(DEVICE)
+    for parameter in model.parameters():
+        parameter.data = random(*parameter.shape)  # DDP broadcasts those of rank 0
+    replicated = DistributedDataParallel(model)
+    replicated(random(4, 3)).sum().backward()
+    return [(parameter, parameter.grad) for parameter in model.parameters()]
+
+
+def late_mark(name):
+    """Rank 0 sets `name` in the store, late. Whether it is set tells if a barrier waited for it."""
+    store = dist.distributed_c10d._get_default_store()
+    if here()[0] == 0:
+        time.sleep(0.1)
+        store.set(name, "")
+    return lambda: store.check([name])
+
+
 @row
 def barrier(async_op):
+    is_set = late_mark(f"barrier {async_op}")
     done(dist.barrier(async_op=async_op))
+    return is_set()
 
 
 @row
 def monitored_barrier():
+    is_set = late_mark("monitored_barrier")
     dist.group.WORLD.monitored_barrier(timedelta(seconds=20), wait_all_ranks=True)
-
-
-@row
-def send_and_recv():
-    rank, size = here()
-    x, received = random(5), empty(5)
-    if rank % 2 == 0:
-        dist.send(x, (rank + 1) % size, tag=3)
-        source = dist.recv(received, (rank - 1) % size, tag=3)
-    else:
-        source = dist.recv(received, (rank - 1) % size, tag=3)
-        dist.send(x, (rank + 1) % size, tag=3)
-    return received, source
-
-
-@row
-def recv_from_anyone():
-    rank, size = here()
-    if rank > 0:
-        dist.send(random(4) + 10 * rank, 0)
-        return None
-    received = [(dist.recv(x), x) for x in [empty(4) for _ in range(size - 1)]]
-    return sorted(received, key=lambda pair: pair[0])
-
-
-@row
-def isend_and_irecv():
-    rank, size = here()
-    received = empty(5)
-    sent = dist.isend(random(5), (rank + 1) % size)
-    done(dist.irecv(received, (rank - 1) % size))
-    done(sent)
-    return received
-
-
-@row
-def batch_isend_irecv():
-    rank, size = here()
-    received = [empty(5), empty(2)]
-    batch = [dist.P2POp(dist.isend, random(n), (rank + 1) % size, tag=n) for n in (5, 2)]
-    batch += [dist.P2POp(dist.irecv, x, (rank - 1) % size, tag=len(x)) for x in received]
-    for work in dist.batch_isend_irecv(batch):
-        done(work)
-    return received
-
-
-@row(call=["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor"])
-def coalescing_manager(async_op, call):
-    size = here()[1]
-    tensors, outputs = [random(size), random(size * 2)], []
-    with _coalescing_manager(async_ops=async_op) as manager:
-        for x in tensors:
-            if call == "all_reduce":
-                dist.all_reduce(x)
-                continue
-            length = len(x) * size if call == "all_gather_into_tensor" else len(x) // size
-            outputs.append(empty(length))
-            getattr(dist, call)(outputs[-1], x)
-    if async_op:
-        manager.wait()
-    return tensors, outputs
-
-
-@row
-def coalescing_manager_of_a_device():
-    x = random(3)
-    with _coalescing_manager(device=torch.device(DEVICE)):
-        dist.broadcast(x, 0)
-    return x
-
-
-@row
-def object_collectives():
-    rank, size = here()
-    mine = {"rank": rank, "text": "x" * rank}
-    everyone, gathered, scattered = [None] * size, [None] * size, [None]
-    dist.all_gather_object(everyone, mine)
-    dist.gather_object(mine, gathered if rank == 0 else None, dst=0)
-    dist.scatter_object_list(scattered, [[peer] for peer in range(size)], src=0)
-    shared = [mine] if rank == 0 else [None]
-    dist.broadcast_object_list(shared, src=0)
-    return everyone, gathered, scattered, shared
-
-
-@row
-def object_lists_point_to_point():
-    received = [None]
-    if here()[0] == 0:
-        dist.send_object_list([("a", 1)], dst=1)
-    elif here()[0] == 1:
-        dist.recv_object_list(received, src=0)
-    return received
+    return is_set()

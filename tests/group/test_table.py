@@ -11,6 +11,7 @@ import pytest
 import rows_collectives  # noqa: F401
 import rows_functional  # noqa: F401
 import rows_groups  # noqa: F401
+import rows_messages  # noqa: F401
 import torch
 from rows import DEVICE, ROWS, Gathered, Raised, run_row
 
