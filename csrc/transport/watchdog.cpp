@@ -61,12 +61,12 @@ std::string Watchdog::trouble(const Operation& operation) const {
   std::string what;
   for (int rank = 0; rank < world_ && what.empty(); ++rank) {
     if (rank == rank_ || page_.done(rank) >= operation.number) continue;
-    if (page_.departed(rank)) {
-      what = "rank " + std::to_string(rank) + " has destroyed the group";
-    } else if (peers_.gone(rank) && page_.done(rank) < operation.number) {
-      what = "the process of rank " + std::to_string(rank) +
-             " has ended (look at its output for the cause)";
-    }
+    const bool departed = page_.departed(rank);
+    if (!departed && !peers_.gone(rank)) continue;
+    if (page_.done(rank) >= operation.number) continue;  // it was done first
+    what = departed ? "rank " + std::to_string(rank) + " has destroyed the group"
+                    : "the process of rank " + std::to_string(rank) +
+                          " has ended (look at its output for the cause)";
   }
   if (what.empty() && Clock::now() >= operation.deadline) what = "it timed out";
   if (what.empty()) return "";
