@@ -75,6 +75,13 @@ class CannotShare : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// A copy of a program failed: its `space`, and why.
+class CopyFailed : public std::runtime_error {
+ public:
+  CopyFailed(uint64_t space, const std::string& why) : std::runtime_error(why), space(space) {}
+  const uint64_t space;
+};
+
 // How an engine that runs programs on the calling thread sleeps on the control page and tells
 // sleeping peers. `wait` throws when the wait cannot end (peer gone, timeout, abort).
 class Waiter {

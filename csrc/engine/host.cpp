@@ -8,7 +8,6 @@
 #include <cerrno>
 #include <cstring>
 #include <string>
-#include <system_error>
 
 namespace pg_sdma {
 namespace {
@@ -25,8 +24,9 @@ void read_from(pid_t process, void* destination, uintptr_t source, size_t bytes)
     iovec remote{reinterpret_cast<void*>(source), part};
     const ssize_t moved = process_vm_readv(process, &local, 1, &remote, 1, 0);
     if (moved <= 0) {
-      throw std::system_error(moved < 0 ? errno : EIO, std::generic_category(),
-                              "process_vm_readv from process " + std::to_string(process));
+      throw CopyFailed(static_cast<uint64_t>(process),
+                       "process_vm_readv from process " + std::to_string(process) + ": " +
+                           std::strerror(moved < 0 ? errno : EIO));
     }
     to += moved;
     source += static_cast<size_t>(moved);

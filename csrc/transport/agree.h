@@ -5,13 +5,14 @@
 // A rank publishes a record of its call, reads everybody's, opens what it must, acknowledges, and
 // reads everybody's acknowledgement. One word a slot holds (k, verdict) and is only ever set by
 // compare-and-swap from an older number: the first writer decides for all.
-//   direct  every rank has acknowledged k, so each can reach all the others' tensors
+//   direct  every rank can reach all the others' tensors: it has acknowledged k, or, where nothing
+//           has to be opened, it has published a record that says so
 //   inner   a rank cannot share its memory, or the patience of a rank ended first (late)
 //   error   a record is invalid or two contradict each other: every rank raises
 //
 // Slots are used again, k after k - R. A direct or error verdict and its records stay until every
 // rank has consumed them. An inner slot may be lapped: its ranks need nothing from each other, so a
-// rank that finds a newer number in its slot knows that its own verdict was inner.
+// rank that finds a newer number in its slot knows that it is late and takes the inner.
 #pragma once
 
 #include <cstdint>
@@ -41,16 +42,22 @@ struct CallSummary {
   uint64_t signature = 0;  // equal on all ranks when the calls match
 };
 
-// The rules of the protocol. The explorer switches each off in turn and shows that it is needed;
+// The rules of the protocol. The explorer switches each off in turn and shows what then goes wrong;
 // production code uses the defaults, which cost nothing.
 struct AllRules {
-  static constexpr bool direct_needs_every_acknowledgement = true;
-  static constexpr bool acknowledge_after_opening = true;
-  static constexpr bool first_writer_wins = true;
-  static constexpr bool keep_slot_until_consumed = true;
-  static constexpr bool newer_number_means_inner = true;
+  static constexpr bool take_verdict_found_on_entry = true;
+  static constexpr bool keep_direct_slot_until_consumed = true;
+  static constexpr bool keep_error_slot_until_consumed = true;
+  static constexpr bool lap_inner_slots = true;
+  static constexpr bool hide_record_before_writing = true;
   static constexpr bool recheck_record_after_copy = true;
   static constexpr bool check_every_record = true;
+  static constexpr bool error_outweighs_unshareable = true;
+  static constexpr bool error_outweighs_lateness = true;
+  static constexpr bool acknowledge_after_opening = true;
+  static constexpr bool direct_needs_every_acknowledgement = true;
+  static constexpr bool first_writer_wins = true;
+  static constexpr bool newer_number_means_late = true;
   static constexpr bool records_before_consuming = true;
   static constexpr bool patience_ends = true;
 };
@@ -58,7 +65,7 @@ struct AllRules {
 // Page gives single shared-memory accesses:
 //   uint64_t verdict(slot); bool swap_verdict(slot, expected, desired);
 //   uint64_t record_number(rank, slot); CallSummary copy_record(rank, slot);
-//   void hide_record(rank, slot); void show_record(rank, slot, number);   around the own payload
+//   void hide_record(rank, slot); void write_record(rank, slot); void show_record(rank, slot, number);
 //   uint64_t acknowledged(rank); void acknowledge(rank, number);
 //   uint64_t consumed(rank); void consume(rank, number);
 template <class Page, class Rules = AllRules>
@@ -71,20 +78,23 @@ class Agreement {
     kDone      // verdict() holds the outcome
   };
 
-  // `opens`: whether peers' memory must be opened and may refuse. Otherwise publishing acknowledges.
+  // `opens`: whether peers' memory must be opened, and opening it may be refused. Otherwise the
+  // records alone decide, and there are no acknowledgements.
   Agreement(int rank, int world, uint64_t ring, bool opens)
       : rank_(rank), world_(world), ring_(ring), opens_(opens) {}
 
-  // Starts operation `number` (1, 2, 3, ...) with the own record's summary. The payload of the own
-  // record is written by Page::show_record, which the machine calls when the slot is free.
+  // Starts operation `number` (1, 2, 3, ...) with the own record's summary. Page::write_record puts
+  // the own record there once the slot is free.
   void start(uint64_t number, CallSummary own) {
     number_ = number;
     slot_ = number % ring_;
     own_ = own;
-    cursor_ = 0;
     have_records_ = false;
-    trouble_ = Outcome::kNone;
     verdict_ = Verdict{};
+    trouble_ = Outcome::kNone;
+    cursor_ = rank_;
+    note(own);
+    cursor_ = 0;
     state_ = State::kEnter;
   }
 
@@ -96,11 +106,13 @@ class Agreement {
         return await_consumed(page);
       case State::kHide:
         page.hide_record(rank_, slot_);
+        return to(State::kWrite);
+      case State::kWrite:
+        page.write_record(rank_, slot_);
         return to(State::kShow);
       case State::kShow:
         page.show_record(rank_, slot_, number_);
-        cursor_ = 0;
-        return to(opens_ ? State::kFindRecord : State::kAcknowledge);
+        return to(State::kFindRecord);
       case State::kFindRecord:
         return find_record(page);
       case State::kCopyRecord:
@@ -113,7 +125,7 @@ class Agreement {
       case State::kAcknowledge:
         page.acknowledge(rank_, number_);
         cursor_ = 0;
-        return to(have_records_ ? State::kReadAcknowledged : State::kFindRecord);
+        return to(State::kReadAcknowledged);
       case State::kReadAcknowledged:
         return read_acknowledged(page);
       case State::kDecide:
@@ -138,17 +150,19 @@ class Agreement {
     }
   }
 
-  // Ends this rank's patience while step() says kBlocked. False when the wait may not be given up:
-  // a slot that peers have yet to consume is freed by ranks that are already inside the operation.
-  bool give_up() {
-    if (!Rules::patience_ends || state_ == State::kAwaitConsumed) return false;
+  // Whether the wait, while step() says kBlocked, is one that patience ends. One for a slot that
+  // peers have yet to consume is not: direct verdicts are consumed by ranks that are already inside
+  // the operation, and an error must not be lost to a rank that comes late for it.
+  bool may_give_up() const { return Rules::patience_ends && state_ != State::kAwaitConsumed; }
+
+  // Ends this rank's patience, where it may.
+  void give_up() {
     // A contradiction seen among the records that are there outweighs the missing ones.
-    if (trouble_ == Outcome::kError) {
+    if (trouble_ == Outcome::kError && Rules::error_outweighs_lateness) {
       propose(Outcome::kError, trouble_rank_);
     } else {
       propose(Outcome::kLate, cursor_);
     }
-    return true;
   }
 
   // The rank whose next act this one waits for, while step() says kBlocked.
@@ -162,6 +176,7 @@ class Agreement {
     kEnter,
     kAwaitConsumed,
     kHide,
+    kWrite,
     kShow,
     kFindRecord,
     kCopyRecord,
@@ -188,15 +203,34 @@ class Agreement {
   Progress enter(Page& page) {
     occupant_ = page.verdict(slot_);
     const Verdict seen = Verdict::unpack(occupant_);
-    if (seen.number >= number_) return take(seen);
-    const bool needed = seen.outcome == Outcome::kDirect || seen.outcome == Outcome::kError;
+    if (seen.number >= number_ && Rules::take_verdict_found_on_entry) return take(seen);
     cursor_ = 0;
-    return to(needed && Rules::keep_slot_until_consumed ? State::kAwaitConsumed : State::kHide);
+    return needed(seen.outcome) ? to(State::kAwaitConsumed) : publish();
+  }
+
+  // Whether ranks that have yet to read a verdict, or the records behind it, must find them.
+  static bool needed(Outcome outcome) {
+    switch (outcome) {
+      case Outcome::kDirect:
+        return Rules::keep_direct_slot_until_consumed;
+      case Outcome::kError:
+        return Rules::keep_error_slot_until_consumed;
+      case Outcome::kInner:
+      case Outcome::kLate:
+        return !Rules::lap_inner_slots;
+      default:
+        return false;
+    }
+  }
+
+  Progress publish() {
+    cursor_ = 0;
+    return to(Rules::hide_record_before_writing ? State::kHide : State::kWrite);
   }
 
   Progress await_consumed(Page& page) {
     if (page.consumed(cursor_) < Verdict::unpack(occupant_).number) return Progress::kBlocked;
-    return ++cursor_ == world_ ? to(State::kHide) : Progress::kMoved;
+    return ++cursor_ == world_ ? publish() : Progress::kMoved;
   }
 
   Progress find_record(Page& page) {
@@ -217,7 +251,9 @@ class Agreement {
       propose(trouble_, trouble_rank_);
       return Progress::kMoved;
     }
-    return to(opens_ ? State::kOpen : State::kReadAcknowledged);
+    if (opens_) return to(State::kOpen);
+    propose(Outcome::kDirect, rank_);
+    return Progress::kMoved;
   }
 
   // An error outweighs memory that cannot be shared: a rank that raises cannot join the inner.
@@ -225,7 +261,8 @@ class Agreement {
     const bool error =
         summary.state == CallState::kInvalid ||
         (own_.state != CallState::kInvalid && summary.signature != own_.signature);
-    if (error && trouble_ != Outcome::kError) {
+    const bool outweighs = Rules::error_outweighs_unshareable || trouble_ == Outcome::kNone;
+    if (error && trouble_ != Outcome::kError && outweighs) {
       trouble_ = Outcome::kError;
       trouble_rank_ = cursor_;
     } else if (summary.state == CallState::kUnshareable && trouble_ == Outcome::kNone) {
@@ -260,11 +297,11 @@ class Agreement {
 
   Progress take(const Verdict& seen) {
     verdict_ = seen;
-    if (seen.number != number_ && Rules::newer_number_means_inner) {
-      verdict_ = {number_, Outcome::kInner, seen.rank};
+    if (seen.number != number_ && Rules::newer_number_means_late) {
+      verdict_ = {number_, Outcome::kLate, rank_};
     }
-    // Publishing acknowledges on engines that open nothing, so a peer may decide before this rank
-    // has read the records that it is about to use.
+    // Where nothing is opened a peer may decide before this rank has read the records that it is
+    // about to use.
     if (verdict_.outcome == Outcome::kDirect && !have_records_ && Rules::records_before_consuming) {
       cursor_ = 0;
       return to(State::kFindRecord);

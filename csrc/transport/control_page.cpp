@@ -193,10 +193,12 @@ void ControlPage::hide_record(int rank, uint64_t slot) {
   std::atomic_thread_fence(std::memory_order_release);
 }
 
-void ControlPage::show_record(int rank, uint64_t slot, uint64_t number, const CallRecord& record) {
-  auto& place = layout().record(rank, slot);
-  place.write(record);
-  place.number = number;
+void ControlPage::write_record(int rank, uint64_t slot, const CallRecord& record) {
+  layout().record(rank, slot).write(record);
+}
+
+void ControlPage::show_record(int rank, uint64_t slot, uint64_t number) {
+  layout().record(rank, slot).number = number;
 }
 
 void ControlPage::copy_record(int rank, uint64_t slot, CallRecord& into) const {

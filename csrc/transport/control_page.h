@@ -58,7 +58,8 @@ class ControlPage {
   bool swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired);
   uint64_t record_number(int rank, uint64_t slot) const;
   void hide_record(int rank, uint64_t slot);
-  void show_record(int rank, uint64_t slot, uint64_t number, const CallRecord& record);
+  void write_record(int rank, uint64_t slot, const CallRecord& record);
+  void show_record(int rank, uint64_t slot, uint64_t number);
   void copy_record(int rank, uint64_t slot, CallRecord& into) const;
   uint64_t acknowledged(int rank) const;
   void acknowledge(int rank, uint64_t number);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sstream>
 #include <utility>
@@ -41,6 +42,14 @@ inline void relax() {
 #endif
 }
 
+// A stream that waits for a dead peer cannot be released without letting what follows compute on
+// bytes that never came, so the process ends, as it does with NCCL.
+[[noreturn]] void end_process(const std::string& why) {
+  std::fprintf(stderr, "pg_sdma: %s Ending this process.\n", why.c_str());
+  std::fflush(stderr);
+  std::abort();
+}
+
 template <size_t N>
 void put(char (&field)[N], const std::string& text) {
   std::snprintf(field, N, "%s", text.c_str());
@@ -71,7 +80,8 @@ class DirectPull::PageView {
   uint64_t verdict(uint64_t slot) { return page_.verdict(slot); }
   bool swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired) {
     const bool first = page_.swap_verdict(slot, expected, desired);
-    // Who waits for the last acknowledgement hears its bell, and finds out "direct" by itself.
+    // Who waits for the last record or acknowledgement hears that rank's bell, and finds out
+    // "direct" by itself.
     if (first && Verdict::unpack(desired).outcome != Outcome::kDirect) page_.ring_all();
     return first;
   }
@@ -81,9 +91,10 @@ class DirectPull::PageView {
     return self_.records_[rank].summary;
   }
   void hide_record(int rank, uint64_t slot) { page_.hide_record(rank, slot); }
+  void write_record(int rank, uint64_t slot) { page_.write_record(rank, slot, self_.own_); }
   void show_record(int rank, uint64_t slot, uint64_t number) {
-    page_.show_record(rank, slot, number, self_.own_);
-    if (self_.engine_->opens_exports()) page_.ring_bell(rank);  // else acknowledge() follows at once
+    page_.show_record(rank, slot, number);
+    page_.ring_bell(rank);
   }
   uint64_t acknowledged(int rank) { return page_.acknowledged(rank); }
   void acknowledge(int rank, uint64_t number) {
@@ -140,9 +151,19 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
       peers_(std::move(peers)),
       sharing_(options_.rank, engine_, page_, std::move(identities)),
       queue_(engine_->queue(page_.data(), page_.size())),
-      records_(options_.world) {}
+      records_(options_.world) {
+  if (engine_->stream_ordered()) {
+    watchdog_ = std::make_unique<Watchdog>(page_, *peers_, options_.group, options_.rank,
+                                           options_.world, end_process);
+  }
+}
 
-DirectPull::~DirectPull() { page_.depart(options_.rank); }
+DirectPull::~DirectPull() {
+  watchdog_.reset();
+  // Only then: who has departed while peers still count on it is a fault to them.
+  queue_.reset();
+  page_.depart(options_.rank);
+}
 
 Decision DirectPull::agree(const Call& call) {
   check_fault();
@@ -153,9 +174,9 @@ Decision DirectPull::agree(const Call& call) {
 
   PageView view(*this);
   using Progress = Agreement<PageView>::Progress;
-  const Deadline timeout = Clock::now() + call.timeout;
-  const bool patient = options_.patience.count() == 0;
-  Deadline deadline = patient ? timeout : Clock::now() + patience();
+  const Deadline start = Clock::now();
+  const Deadline timeout = start + call.timeout;
+  const Deadline patient_until = options_.patience.count() == 0 ? timeout : start + patience();
   std::string why_not;
   std::string error;
   for (;;) {
@@ -163,14 +184,15 @@ Decision DirectPull::agree(const Call& call) {
     const Progress progress = agreement.step(view);
     if (progress == Progress::kDone) break;
     if (progress == Progress::kOpen) {
-      agreement.opened(open_exports(why_not));
+      agreement.opened(open_exports(call, why_not));
     } else if (progress == Progress::kBlocked) {
+      const Deadline deadline = agreement.may_give_up() ? patient_until : timeout;
       if (Clock::now() < deadline) {
         await(agreement.waiting_for(), heard, deadline);
       } else if (deadline == timeout) {
         fail(who_is_missing(call, agreement.waiting_for(), "has not made this call"));
-      } else if (!agreement.give_up()) {
-        deadline = timeout;
+      } else {
+        agreement.give_up();
       }
     }
     // The records that explain an error may be reused once this rank has consumed it.
@@ -182,18 +204,12 @@ Decision DirectPull::agree(const Call& call) {
   const Verdict& verdict = agreement.verdict();
   last_was_late_ = verdict.outcome == Outcome::kLate;
   if (verdict.outcome != Outcome::kDirect) sharing_.settle(number_, /*direct=*/false);
-  const std::string culprit = "rank " + std::to_string(verdict.rank);
-  switch (verdict.outcome) {
-    case Outcome::kDirect:
-      return {true, ""};
-    case Outcome::kError:
-      throw BadCall(error);
-    case Outcome::kLate:
-      return {false, "late"};
-    default:
-      if (!call.invalid.empty()) throw BadCall(call.invalid);
-      return {false, why_not.empty() ? "memory that cannot be shared" : why_not};
-  }
+  if (verdict.outcome == Outcome::kDirect) return {true, ""};
+  if (verdict.outcome == Outcome::kError) throw BadCall(error);
+  // A peer has decided without seeing this rank's record.
+  if (!call.invalid.empty()) throw BadCall(call.invalid);
+  if (verdict.outcome == Outcome::kLate) return {false, "late"};
+  return {false, why_not.empty() ? "memory that cannot be shared" : why_not};
 }
 
 void DirectPull::carry(const Call& call) {
@@ -225,23 +241,26 @@ void DirectPull::carry(const Call& call) {
   }
   HostWaiter waiter(*this, call);
   try {
+    if (watchdog_) {
+      watchdog_->watch(number_, call.operation, call.output_bytes(), Clock::now() + call.timeout);
+    }
     queue_->run(program_, waiter);
     sharing_.settle(number_, /*direct=*/true);
   } catch (const GroupFault&) {
     throw;
+  } catch (const CopyFailed& error) {
+    std::string who;
+    for (int peer = 0; peer < world; ++peer) {
+      if (static_cast<uint64_t>(peers_->pid(peer)) != error.space) continue;
+      who = "the memory of rank " + std::to_string(peer) + " cannot be read, look at its output: ";
+    }
+    fail_carrying(call, who + error.what());
   } catch (const std::exception& error) {
-    // Peers count on this rank after a direct verdict: it cannot just leave.
-    fail("rank " + std::to_string(rank) + ": " + call.operation + " (operation " +
-         std::to_string(number_) + " of group " + options_.group + "): " + error.what());
+    fail_carrying(call, error.what());
   }
 }
 
-void DirectPull::abort(const std::string& why) {
-  why_aborted_ = why;
-  aborted_ = true;
-  page_.set_fault(options_.rank, why);
-  page_.ring_all();
-}
+void DirectPull::abort(const std::string& why) { page_.set_fault(options_.rank, why); }
 
 CallRecord DirectPull::describe(const Call& call) {
   CallRecord record;
@@ -272,7 +291,7 @@ CallRecord DirectPull::describe(const Call& call) {
   return record;
 }
 
-bool DirectPull::open_exports(std::string& why_not) {
+bool DirectPull::open_exports(const Call& call, std::string& why_not) {
   try {
     for (int peer = 0; peer < options_.world; ++peer) {
       if (peer == options_.rank) continue;
@@ -280,7 +299,8 @@ bool DirectPull::open_exports(std::string& why_not) {
         const Place& place = records_[peer].places[t];
         if (place.export_id == 0) continue;  // an empty tensor
         const Mapping found = sharing_.open(peer, place.export_id, number_);
-        if (place.offset > found.bytes) throw CannotShare("a tensor outside of its export");
+        const size_t bytes = call.pieces[t].bytes;  // the same on every rank: the records agree
+        if (bytes > found.bytes || place.offset > found.bytes - bytes) throw CannotShare("a tensor outside of its export");
       }
     }
     return true;
@@ -321,13 +341,18 @@ void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
 }
 
 void DirectPull::check_fault() const {
-  if (aborted_) throw GroupFault(why_aborted_);
   if (page_.faulted()) throw GroupFault(page_.fault());
 }
 
 void DirectPull::fail(const std::string& text) {
   page_.set_fault(options_.rank, text);
   throw GroupFault(page_.fault());
+}
+
+// Peers count on this rank after a direct verdict: it cannot just leave.
+void DirectPull::fail_carrying(const Call& call, const std::string& why) {
+  fail("rank " + std::to_string(options_.rank) + ": " + call.operation + " (operation " +
+       std::to_string(number_) + " of group " + options_.group + "): " + why);
 }
 
 std::string DirectPull::explain_error(const Verdict& verdict) const {

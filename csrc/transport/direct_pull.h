@@ -1,7 +1,6 @@
 // All-gathers in which every rank pulls its peers' shards from where they lie.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <memory>
 #include <string>
@@ -11,6 +10,7 @@
 #include "transport/peers.h"
 #include "transport/sharing.h"
 #include "transport/transport.h"
+#include "transport/watchdog.h"
 
 namespace pg_sdma {
 
@@ -46,12 +46,13 @@ class DirectPull final : public Transport {
   using Deadline = Clock::time_point;
 
   CallRecord describe(const Call& call);
-  bool open_exports(std::string& why_not);
+  bool open_exports(const Call& call, std::string& why_not);
   std::chrono::microseconds patience() const;
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
   void check_fault() const;
   [[noreturn]] void fail(const std::string& text);
+  [[noreturn]] void fail_carrying(const Call& call, const std::string& why);
   std::string explain_error(const Verdict& verdict) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
 
@@ -62,13 +63,13 @@ class DirectPull final : public Transport {
   Sharing sharing_;
   std::unique_ptr<Queue> queue_;  // after sharing_: copies end before what they read is closed
 
+  std::unique_ptr<Watchdog> watchdog_;  // where no host waits for an operation to end
+
   uint64_t number_ = 0;
   bool last_was_late_ = false;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
   Program program_;
-  std::atomic<bool> aborted_{false};
-  std::string why_aborted_;
 };
 
 }  // namespace pg_sdma
