@@ -17,7 +17,8 @@ class GilFreeHolder {
   using element_type = T;
 
   GilFreeHolder() = default;
-  explicit GilFreeHolder(T* object) : pointer_(c10::intrusive_ptr<T>::unsafe_steal_from_new(object)) {}
+  explicit GilFreeHolder(T* object)
+      : pointer_(c10::intrusive_ptr<T>::unsafe_steal_from_new(object)) {}
   GilFreeHolder(c10::intrusive_ptr<T> pointer) : pointer_(std::move(pointer)) {}
   GilFreeHolder(const GilFreeHolder&) = default;
   GilFreeHolder(GilFreeHolder&&) = default;

@@ -44,7 +44,7 @@ std::vector<Stats::Row> SdmaBackend::stats() const {
 }
 
 void SdmaBackend::detach() {
-  for (const auto& [device, lane] : lanes()) lane->shutdown();
+  for (const auto& [device, lane] : lanes()) lane->detach();
 }
 
 BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) {

@@ -1,11 +1,13 @@
 // The chain keeps the collectives of one lane in issue order, whichever routes, streams and threads
-// they use. All calls are made under the lane's mutex.
+// they use. All calls but the last two are made under the lane's mutex.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <functional>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "backend/gather.h"
 
@@ -15,10 +17,10 @@ namespace pg_sdma {
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Agrees on the route of the gather and carries it, through the chain's hooks. What went to the
-  // inner and has yet to complete is returned. Throws BadCall, GroupFault.
+  // Agrees on the route of the gather and carries it, through the chain's hooks; votes first where
+  // the group has not. What went to the inner and has yet to complete is returned. Throws BadCall,
+  // GroupFault.
   virtual std::vector<WorkPtr> carry(Gather& gather) = 0;
-  virtual Transport& transport() = 0;
 };
 
 class Chain {
@@ -27,6 +29,8 @@ class Chain {
 
   virtual ~Chain() = default;
 
+  // Whether asynchronous gathers are carried out by a thread of the chain's, which may block.
+  virtual bool has_worker() const { return false; }
   // True while collectives of this rank have yet to be issued: later ones must be deferred.
   virtual bool defers() { return false; }
   // Issues the collective in `body` in its turn; the Work stands for the one that body returns.
@@ -39,11 +43,15 @@ class Chain {
   // Before the transport carries a gather.
   virtual void before_direct(Transport& transport) = 0;
 
-  // A gather that passed the static rule. Synchronous: done, or ordered before the caller's
-  // stream, on return (null). Asynchronous: a Work.
+  // A gather that the static rule has passed, or will be asked about in its turn. Synchronous:
+  // done, or ordered before the caller's stream, on return (null). Asynchronous: a Work.
   virtual WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) = 0;
 
-  // Ends what is pending: lets it complete for a moment, then gives it up. Idempotent.
+  // Fails what waits, now and later, with GroupFault. From any thread, without the lane's mutex.
+  virtual void abandon(const std::string&) {}
+
+  // Ends what is pending: lets it complete for a moment, then calls `give_up`, which abandons it.
+  // Idempotent. Without the lane's mutex.
   virtual void stop(const std::function<void()>& give_up) = 0;
 };
 

@@ -80,6 +80,7 @@ template <class Method, class... Arguments>
 WorkPtr DelegatingBackend::pass(const char* operation, Method method, Tensors& tensors,
                                 Arguments... arguments) {
   Lane& lane = lane_of(operation, tensors);
+  lane.check_fork();
   return keep(lane, (lane.inner().*method)(tensors, arguments...));
 }
 
@@ -304,6 +305,7 @@ void DelegatingBackend::eagerConnectSingleDevice(at::Device device) {
 
 void DelegatingBackend::abort() {
   for (const auto& [device, lane] : lanes_) {
+    if (lane->forked()) continue;
     lane->abort();
     lane->inner().abort();
   }
@@ -311,6 +313,7 @@ void DelegatingBackend::abort() {
 
 void DelegatingBackend::shutdown() {
   for (const auto& [device, lane] : lanes_) {
+    if (lane->forked()) continue;
     lane->shutdown();
     lane->inner().shutdown();
   }

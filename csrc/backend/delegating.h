@@ -37,7 +37,8 @@ class DelegatingBackend : public c10d::Backend {
 
   // The inner that serves tensors of `device`. Throws when there is none.
   BackendPtr inner(c10::DeviceType device) const;
-  // The inner that calls without tensors go to: the accelerator's where there is one, else the cpu's.
+  // The inner that calls without tensors go to: the accelerator's where there is one, else the
+  // cpu's.
   BackendPtr main_inner() const;
 
   // Collectives: issued on the lane of their tensors.

@@ -1,5 +1,7 @@
 #include "backend/gather.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -13,12 +15,26 @@ std::string say(const Parts&... parts) {
   return text.str();
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 std::string shape(const at::Tensor& tensor) {
   return say(c10::toString(tensor.scalar_type()), " tensor of shape ", tensor.sizes());
 }
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided;
+}
+
+// Peers read the input while this rank writes its outputs: it may lie in its own place among them,
+// and nowhere else.
+bool written_while_read(const Piece& piece, int rank) {
+  const auto* input = static_cast<const char*>(piece.input);
+  for (size_t r = 0; r < piece.outputs.size(); ++r) {
+    const auto* output = static_cast<const char*>(piece.outputs[r]);
+    const bool apart = output + piece.bytes <= input || input + piece.bytes <= output;
+    if (!apart && (r != static_cast<size_t>(rank) || output != input)) return true;
+  }
+  return false;
 }
 
 }  // namespace
@@ -30,6 +46,8 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
                                : form == Form::kIntoTensor ? c10d::OpType::_ALLGATHER_BASE
                                                            : c10d::OpType::ALLGATHER_COALESCED),
       form_(form),
+      rank_(rank),
+      world_(world),
       outputs_(std::move(outputs)),
       inputs_(std::move(inputs)),
       options_(options) {
@@ -38,46 +56,19 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
                    ? "no"
                    : c10::toString(inputs_[0].scalar_type());
   facts.tensors = static_cast<uint32_t>(inputs_.size());
-  if (form_ == Form::kList) {
+  // Where the arguments are bad, too, this is the size that the peers most likely see: the static
+  // rule has to decide as theirs does.
+  for (const at::Tensor& input : inputs_) {
+    if (is_plain(input)) facts.output_bytes += input.nbytes() * static_cast<size_t>(world);
+  }
+  if (form_ == Form::kList && !device().is_cpu()) {
     for (const at::Tensor& output : outputs_) {
       facts.even = facts.even && output.defined() && output.sizes() == outputs_[0].sizes();
     }
-    // An uneven list is the inner's business, and so is whether it is right.
+    // NCCL takes uneven lists, and whether one is right is for it to say. gloo takes none.
     if (!facts.even) return;
   }
-  call.invalid = check(rank, world);
-  if (!call.invalid.empty()) {
-    // The size that the peers most likely see, so that the static rule decides as theirs does.
-    for (const at::Tensor& input : inputs_) {
-      if (input.defined()) facts.output_bytes += input.nbytes() * static_cast<size_t>(world);
-    }
-    return;
-  }
-
-  // Peers read whole shards: what is not contiguous is gathered through a contiguous stand-in.
-  const auto stand_in = [this](const at::Tensor& output) {
-    if (output.is_contiguous()) return output;
-    stand_ins_.emplace_back(output, at::empty(output.sizes(), output.options()));
-    return stand_ins_.back().second;
-  };
-  call.pieces.resize(inputs_.size());
-  for (size_t t = 0; t < inputs_.size(); ++t) {
-    contiguous_inputs_.push_back(inputs_[t].contiguous());
-    const at::Tensor& input = contiguous_inputs_.back();
-    Piece& piece = call.pieces[t];
-    piece.input = input.const_data_ptr();
-    piece.bytes = input.nbytes();
-    piece.outputs.reserve(static_cast<size_t>(world));
-    if (form_ == Form::kList) {
-      for (const at::Tensor& output : outputs_) {
-        piece.outputs.push_back(stand_in(output).mutable_data_ptr());
-      }
-    } else {
-      auto* base = static_cast<char*>(stand_in(outputs_[t]).mutable_data_ptr());
-      for (int r = 0; r < world; ++r) piece.outputs.push_back(base + piece.bytes * r);
-    }
-    facts.output_bytes += piece.bytes * static_cast<size_t>(world);
-  }
+  call.invalid = check();
 }
 
 const char* Gather::name() const {
@@ -91,12 +82,12 @@ const char* Gather::name() const {
   }
 }
 
-std::string Gather::check(int rank, int world) const {
-  const std::string who = say("rank ", rank, ": ", call.operation, ": ");
+std::string Gather::check() const {
+  const std::string who = say("rank ", rank_, ": ", call.operation, ": ");
   const bool list = form_ == Form::kList;
   if (inputs_.empty()) return who + "expected at least one input tensor, got none";
-  if (list && outputs_.size() != static_cast<size_t>(world)) {
-    return say(who, "expected a list of ", world, " output tensors, one a rank, got ",
+  if (list && outputs_.size() != static_cast<size_t>(world_)) {
+    return say(who, "expected a list of ", world_, " output tensors, one a rank, got ",
                outputs_.size());
   }
   if (!list && outputs_.size() != inputs_.size()) {
@@ -128,10 +119,10 @@ std::string Gather::check(int rank, int world) const {
       return say(who, "expected one dtype, got a ", shape(output), " as output", at_index,
                  " for a ", shape(input), " as input");
     }
-    const int64_t expected = input.numel() * (list ? 1 : world);
+    const int64_t expected = input.numel() * (list ? 1 : world_);
     if (output.numel() != expected) {
       return say(who, "expected an output", at_index, " of ", expected, " elements (",
-                 list ? "the input's size" : say("world size ", world, " times the input's"),
+                 list ? "the input's size" : say("world size ", world_, " times the input's"),
                  "), got a ", shape(output), " for a ", shape(input), " as input");
     }
   }
@@ -147,37 +138,81 @@ WorkPtr Gather::on_inner(c10d::Backend& inner) {
   return inner.allgather(lists, inputs_, options_);
 }
 
-WorkPtr Gather::part_on_inner(c10d::Backend& inner, size_t first, size_t last) {
-  if (!inputs_[0].device().is_cpu()) {
-    if (form_ != Form::kIntoTensorCoalesced || last - first == inputs_.size()) {
-      return on_inner(inner);
-    }
-    Tensors outputs(outputs_.begin() + first, outputs_.begin() + last);
-    Tensors inputs(inputs_.begin() + first, inputs_.begin() + last);
-    return inner.allgather_into_tensor_coalesced(outputs, inputs, options_);
+void Gather::lay_out() {
+  if (!call.invalid.empty()) return;
+  try {
+    const at::NoGradGuard no_grad;
+    call.pieces.reserve(inputs_.size());
+    for (size_t t = 0; t < inputs_.size(); ++t) add_piece(t);
+  } catch (const std::exception& error) {
+    call.pieces.clear();
+    call.invalid = say("rank ", rank_, ": ", call.operation, ": ", first_line(error.what()));
   }
-  const auto bytes = [](const void* data, size_t size) {
-    return at::from_blob(const_cast<void*>(data), {static_cast<int64_t>(size)}, at::kByte);
-  };
-  for (size_t t = first; t < last; ++t) {
-    const Piece& piece = call.pieces[t];
-    Tensors inputs{bytes(piece.input, piece.bytes)};
-    TensorLists outputs(1);
-    for (void* output : piece.outputs) outputs[0].push_back(bytes(output, piece.bytes));
-    inner.allgather(outputs, inputs, options_)->wait();
+}
+
+void Gather::add_piece(size_t t) {
+  readable_inputs_.push_back(inputs_[t].contiguous());
+  at::Tensor& input = readable_inputs_.back();
+  Piece piece;
+  piece.bytes = input.nbytes();
+  piece.outputs.reserve(static_cast<size_t>(world_));
+  if (form_ == Form::kList) {
+    for (const at::Tensor& output : outputs_) piece.outputs.push_back(landing(output));
+  } else {
+    auto* base = static_cast<char*>(landing(outputs_[t]));
+    for (int r = 0; r < world_; ++r) piece.outputs.push_back(base + piece.bytes * r);
   }
-  return nullptr;
+  piece.input = input.const_data_ptr();
+  // Such a call is undefined for NCCL, but gloo sends from a copy.
+  if (input.device().is_cpu() && written_while_read(piece, rank_)) {
+    input = input.clone();
+    piece.input = input.const_data_ptr();
+  }
+  call.pieces.push_back(std::move(piece));
+}
+
+void* Gather::landing(const at::Tensor& output) {
+  if (output.is_contiguous()) return output.mutable_data_ptr();
+  stand_ins_.emplace_back(output, at::empty(output.sizes(), output.options()));
+  return stand_ins_.back().second.mutable_data_ptr();
 }
 
 Call Gather::part(size_t first, size_t last) const {
   Call part = call;
   if (last - first < call.pieces.size()) {
     part.pieces.assign(call.pieces.begin() + first, call.pieces.begin() + last);
+    for (const Piece& piece : call.pieces) part.whole.push_back(piece.bytes);
   }
   return part;
 }
 
+std::vector<WorkPtr> Gather::part_on_inner(c10d::Backend& inner, size_t first, size_t last) {
+  if (!inputs_[0].device().is_cpu()) {
+    if (form_ != Form::kIntoTensorCoalesced || last - first == inputs_.size()) {
+      return {on_inner(inner)};
+    }
+    Tensors outputs(outputs_.begin() + first, outputs_.begin() + last);
+    Tensors inputs(inputs_.begin() + first, inputs_.begin() + last);
+    return {inner.allgather_into_tensor_coalesced(outputs, inputs, options_)};
+  }
+  // Every view keeps the call's tensors: the inner may outlast who waits for it.
+  const auto bytes = [self = shared_from_this()](const void* data, size_t size) {
+    return at::from_blob(
+        const_cast<void*>(data), {static_cast<int64_t>(size)}, [self](void*) {}, at::kByte);
+  };
+  std::vector<WorkPtr> works;
+  for (size_t t = first; t < last; ++t) {
+    const Piece& piece = call.pieces[t];
+    Tensors inputs{bytes(piece.input, piece.bytes)};
+    TensorLists outputs(1);
+    for (void* output : piece.outputs) outputs[0].push_back(bytes(output, piece.bytes));
+    works.push_back(inner.allgather(outputs, inputs, options_));
+  }
+  return works;
+}
+
 void Gather::finish() {
+  const at::NoGradGuard no_grad;
   for (const auto& [output, stand_in] : stand_ins_) output.copy_(stand_in);
 }
 

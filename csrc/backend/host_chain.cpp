@@ -2,12 +2,13 @@
 // asynchronous ones, and all that comes behind them, run in turn on a worker thread.
 #include <condition_variable>
 #include <deque>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 
 #include "backend/chain.h"
-#include "backend/fork_guard.h"
 #include "backend/work.h"
 
 namespace pg_sdma {
@@ -16,13 +17,16 @@ namespace {
 // How long stop() lets pending operations complete before it gives them up.
 constexpr std::chrono::seconds kGrace{2};
 
+// Outlives the chain in the callbacks of the inner's operations, which cannot be called back.
+struct Bell {
+  std::mutex mutex;
+  std::condition_variable rung;
+  std::string abandoned;  // why nothing is waited for any more
+};
+
 class HostChain final : public Chain {
  public:
-  ~HostChain() override {
-    stop([] {});
-    // In a forked child the thread does not exist, and joining it would wait for ever.
-    if (fork_guard_.forked() && worker_.joinable()) worker_.detach();
-  }
+  bool has_worker() const override { return true; }
 
   bool defers() override {
     reap();
@@ -31,53 +35,51 @@ class HostChain final : public Chain {
   }
 
   WorkPtr defer(Body body) override {
-    return post(c10::make_intrusive<HostWork>(c10d::OpType::UNKNOWN, Tensors{}), std::move(body));
+    return post(c10d::OpType::UNKNOWN, {}, [this, body = std::move(body)] {
+      const WorkPtr work = body();
+      if (work) await(work);
+      return work;
+    });
   }
 
   void before_inner() override {}
 
   // Weak: gloo holds a Work until it has run, so one that is gone is complete, and holding it
-  // would keep its tensors alive.
+  // would keep its tensors alive. No two threads come here at a time: while the worker is busy
+  // every collective goes to it.
   void after_inner(const WorkPtr& work) override {
-    last_inner_ = c10::weak_intrusive_ptr<c10d::Work>(work);
+    while (!inners_.empty() && has_ended(inners_.front())) inners_.pop_front();
+    if (work) inners_.emplace_back(work);
   }
 
-  // On the worker too: while it is busy every inner collective is deferred to it, so last_inner_
-  // does not change under its hands.
-  void before_direct(Transport&) override {
-    const WorkPtr before = last_inner_.lock();
-    if (!before || before->isCompleted()) return;
-    try {
-      before->wait();
-    } catch (const std::exception&) {
-      // Its failure is told by its own Work; here only its end matters.
-    }
-  }
+  void before_direct(Transport&) override {}
 
   WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
     if (!gather->async && !defers()) {
-      carrier.carry(*gather);
-      gather->finish();
+      carry(*gather, carrier);
       return nullptr;
     }
-    auto work = c10::make_intrusive<HostWork>(gather->type, gather->outputs());
-    const bool async = gather->async;
-    post(work, [gather = std::move(gather), &carrier]() -> WorkPtr {
-      carrier.carry(*gather);
-      gather->finish();
-      return nullptr;
+    const WorkPtr work = post(gather->type, gather->outputs(), [this, gather, &carrier] {
+      carry(*gather, carrier);
+      return WorkPtr();
     });
-    if (async) return work;
+    if (gather->async) return work;
     work->wait();
     return nullptr;
   }
 
+  void abandon(const std::string& why) override {
+    {
+      std::lock_guard<std::mutex> lock(bell_->mutex);
+      if (bell_->abandoned.empty()) bell_->abandoned = why;
+    }
+    bell_->rung.notify_all();
+  }
+
   void stop(const std::function<void()>& give_up) override {
-    if (fork_guard_.forked()) return;
     std::unique_lock<std::mutex> lock(mutex_);
     if (!worker_.joinable()) return;
-    const bool idle =
-        idle_.wait_for(lock, kGrace, [this] { return tasks_.empty() && !running_; });
+    const bool idle = idle_.wait_for(lock, kGrace, [this] { return tasks_.empty() && !running_; });
     stopping_ = true;
     lock.unlock();
     wake_.notify_all();
@@ -87,69 +89,112 @@ class HostChain final : public Chain {
   }
 
  private:
-  struct Task {
-    c10::intrusive_ptr<HostWork> work;
-    Body body;
-  };
+  using Task = c10::intrusive_ptr<HostWork>;
+  using WeakWork = c10::weak_intrusive_ptr<c10d::Work>;
 
-  WorkPtr post(c10::intrusive_ptr<HostWork> work, Body body) {
+  static bool has_ended(const WeakWork& weak) {
+    const WorkPtr work = weak.lock();
+    return !work || work->isCompleted();
+  }
+
+  void carry(Gather& gather, Carrier& carrier) {
+    // Before the call is published: from then on peers may read the input.
+    for (; !inners_.empty(); inners_.pop_front()) {
+      const WorkPtr before = inners_.front().lock();
+      if (!before) continue;
+      try {
+        await(before);
+      } catch (const GroupFault&) {
+        throw;
+      } catch (const std::exception&) {
+        // Its failure is told by its own Work; here only its end matters.
+      }
+    }
+    for (const WorkPtr& work : carrier.carry(gather)) await(work);
+    gather.finish();
+  }
+
+  // Waits for an operation of the inner, but not past abandon(): a gloo operation goes on until its
+  // timeout. Throws what it threw, or GroupFault.
+  void await(const WorkPtr& work) {
+    auto ended = std::make_shared<bool>(false);
+    work->getFuture()->addCallback([bell = bell_, ended](c10::ivalue::Future&) {
+      {
+        std::lock_guard<std::mutex> lock(bell->mutex);
+        *ended = true;
+      }
+      bell->rung.notify_all();
+    });
+    std::unique_lock<std::mutex> lock(bell_->mutex);
+    bell_->rung.wait(lock, [&] { return *ended || !bell_->abandoned.empty(); });
+    if (!*ended) throw GroupFault(bell_->abandoned);
+    lock.unlock();
+    work->wait();
+  }
+
+  WorkPtr post(c10d::OpType type, Tensors outputs, HostWork::Body body) {
+    const auto task = c10::make_intrusive<HostWork>(
+        type, std::move(outputs), [this, body = std::move(body)] {
+          try {
+            throw_if_abandoned();
+            return body();
+          } catch (const GroupFault& error) {
+            TORCH_CHECK_WITH(DistBackendError, false, error.what());
+          }
+        });
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      TORCH_CHECK(!stopping_, "the group has been shut down");
-      tasks_.push_back({work, std::move(body)});
+      TORCH_CHECK_WITH(DistBackendError, !stopping_, "the group has been shut down");
+      tasks_.push_back(task);
       if (!worker_.joinable()) worker_ = std::thread([this] { serve(); });
     }
     wake_.notify_one();
-    return work;
+    return task;
+  }
+
+  void throw_if_abandoned() {
+    std::lock_guard<std::mutex> lock(bell_->mutex);
+    if (!bell_->abandoned.empty()) throw GroupFault(bell_->abandoned);
   }
 
   void serve() {
+    HostWork::keep_with([this](HostWork::Kept kept) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      kept_.push_back(std::move(kept));
+    });
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
       if (tasks_.empty()) return;
       Task task = std::move(tasks_.front());
       tasks_.pop_front();
-      const bool drop = stopping_;
       running_ = true;
       lock.unlock();
-      run(task, drop);
+      task->run();
+      task.reset();
       lock.lock();
       running_ = false;
-      // The last reference to a tensor may not be dropped here: Python may have finalised.
-      finished_.push_back(std::move(task));
       idle_.notify_all();
     }
   }
 
-  static void run(Task& task, bool drop) {
-    try {
-      TORCH_CHECK(!drop, "the group was shut down before the operation ran");
-      const WorkPtr inner = task.body();
-      if (inner) inner->wait();
-      task.work->complete(nullptr, inner);
-    } catch (const std::exception&) {
-      task.work->complete(std::current_exception(), nullptr);
-    }
-  }
-
-  // Drops what the worker has finished, on a thread that may.
+  // Drops what the worker may not.
   void reap() {
-    std::deque<Task> finished;
+    std::deque<HostWork::Kept> kept;
     std::lock_guard<std::mutex> lock(mutex_);
-    finished.swap(finished_);
+    kept.swap(kept_);
   }
 
-  ForkGuard fork_guard_;
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::deque<Task> tasks_;
-  std::deque<Task> finished_;
+  std::deque<HostWork::Kept> kept_;
   bool running_ = false;
   bool stopping_ = false;
   std::thread worker_;
-  c10::weak_intrusive_ptr<c10d::Work> last_inner_{WorkPtr()};
+  std::deque<WeakWork> inners_;  // issued, and perhaps not complete
+  const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
 };
 
 }  // namespace

@@ -16,7 +16,8 @@ class JointWork final : public c10d::Work {
       : Work(-1, c10d::OpType::COALESCED), works_(std::move(works)) {}
 
   bool isCompleted() override {
-    return std::all_of(works_.begin(), works_.end(), [](auto& work) { return work->isCompleted(); });
+    return std::all_of(works_.begin(), works_.end(),
+                       [](auto& work) { return work->isCompleted(); });
   }
 
   bool isSuccess() const override {

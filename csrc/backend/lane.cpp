@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "backend/self_test.h"
+#include "backend/store_board.h"
 #include "engine/cuda.h"
 #include "engine/host.h"
 
@@ -18,42 +19,8 @@ std::function<void(const std::string&)>& log_function() {
   return *function;
 }
 
-// The vote's keys on the group's store.
-class StoreBoard final : public Board {
- public:
-  explicit StoreBoard(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
-
-  void post(const std::string& key, const std::string& value) override {
-    store_->set("sdma/" + key, value);
-  }
-
-  std::vector<std::string> collect(const std::vector<std::string>& keys,
-                                   std::chrono::milliseconds timeout) override {
-    std::vector<std::string> full;
-    for (const std::string& key : keys) full.push_back("sdma/" + key);
-    try {
-      store_->wait(full, timeout);
-    } catch (const std::exception& error) {
-      throw std::runtime_error(missing(full) + " (" + first_line(error.what()) + ")");
-    }
-    std::vector<std::string> values;
-    for (const std::string& key : full) values.push_back(store_->get_to_str(key));
-    return values;
-  }
-
- private:
-  static std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-  std::string missing(const std::vector<std::string>& keys) {
-    std::string names;
-    for (const std::string& key : keys) {
-      if (!store_->check({key})) names += (names.empty() ? "nothing came under " : ", ") + key;
-    }
-    return names.empty() ? "the store did not answer" : names;
-  }
-
-  c10::intrusive_ptr<c10d::Store> store_;
-};
+// How long leave() waits for a call in another thread before it fails it.
+constexpr std::chrono::seconds kGrace{2};
 
 Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device) {
   Rendezvous::Options options;
@@ -91,23 +58,39 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       inner_(std::move(inner)),
       timeout_(group_->timeout),
       rendezvous_(rendezvous_options(*group_, device),
-                  std::make_shared<StoreBoard>(group_->store)),
+                  std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
       chain_(make_chain(device)) {
   rendezvous_.join();
 }
 
-Lane::~Lane() { shutdown(); }
+Lane::~Lane() {
+  if (!fork_guard_.forked()) {
+    leave();
+    return;
+  }
+  // Left to the end of the process: destroyed here, they would wait for threads that exist only in
+  // the parent, and tell the peers that the parent has gone.
+  inner_.release();
+  (void)chain_.release();
+  (void)new std::shared_ptr<DirectPull>(transport_);
+}
 
 WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
-  std::lock_guard<std::mutex> lock(mutex_);
   check_fork();
-  if (!engine_ && !voted_) make_engine(gather->device());
-  gather->facts.capturing = engine_ && engine_->capturing();
-  if (!voted_ && !gather->facts.capturing && !gather->facts.coalescing) vote();
-  const std::string refusal = static_refusal(gather->facts, policy_);
-  if (!refusal.empty()) return take_inner(*gather, refusal);
+  std::lock_guard<std::timed_mutex> lock(mutex_);
+  TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ", gather->call.operation,
+                   ": group ", group_->name, " has been destroyed");
   if (gather->call.timeout.count() <= 0) gather->call.timeout = timeout_.load();
   try {
+    // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must
+    // not hold up their caller: a peer may be waiting for what the caller does next.
+    const bool later = chain_->defers() || (chain_->has_worker() && gather->async && !voted_ &&
+                                            !gather->facts.coalescing);
+    if (!later) {
+      prepare(*gather);
+      const std::string refusal = static_refusal(gather->facts, policy_);
+      if (!refusal.empty()) return take_inner(*gather, refusal);
+    }
     return chain_->gather(std::move(gather), *this);
   } catch (const BadCall& error) {
     TORCH_CHECK(false, error.what());
@@ -117,7 +100,16 @@ WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
 }
 
 std::vector<WorkPtr> Lane::carry(Gather& gather) {
+  if (!voted_) prepare(gather);
   std::vector<WorkPtr> pending;
+  const auto add = [&](const WorkPtr& work) {
+    if (work) pending.push_back(work);
+  };
+  if (const std::string refusal = static_refusal(gather.facts, policy_); !refusal.empty()) {
+    add(take_inner(gather, refusal));
+    return pending;
+  }
+  gather.lay_out();
   const size_t tensors = gather.call.pieces.size();
   size_t first = 0;
   do {
@@ -132,9 +124,10 @@ std::vector<WorkPtr> Lane::carry(Gather& gather) {
     } else {
       refuse_silence(gather, decision.reason);
       chain_->before_inner();
-      WorkPtr work = gather.part_on_inner(*inner_, first, last);
-      chain_->after_inner(work);
-      if (work) pending.push_back(std::move(work));
+      for (const WorkPtr& work : gather.part_on_inner(*inner_, first, last)) {
+        chain_->after_inner(work);
+        add(work);
+      }
     }
     first = last;
   } while (first < tensors);
@@ -142,13 +135,9 @@ std::vector<WorkPtr> Lane::carry(Gather& gather) {
 }
 
 WorkPtr Lane::take_inner(Gather& gather, const std::string& reason) {
-  TORCH_CHECK(gather.call.invalid.empty(), gather.call.invalid);
+  if (!gather.call.invalid.empty()) throw BadCall(gather.call.invalid);
   refuse_silence(gather, reason);
   stats_.count(gather.call.operation, reason, gather.facts.output_bytes);
-  if (chain_->defers()) {
-    auto kept = std::make_shared<Gather>(gather);
-    return chain_->defer([this, kept] { return kept->on_inner(*inner_); });
-  }
   chain_->before_inner();
   WorkPtr work = gather.on_inner(*inner_);
   chain_->after_inner(work);
@@ -156,9 +145,16 @@ WorkPtr Lane::take_inner(Gather& gather, const std::string& reason) {
 }
 
 void Lane::refuse_silence(const Gather& gather, const std::string& reason) const {
-  TORCH_CHECK(!group_->settings.strict || !group_->settings.enabled, "rank ", group_->rank,
+  TORCH_CHECK(!group_->settings.strict || off_everywhere_, "rank ", group_->rank,
               ": PG_SDMA_STRICT=1: ", gather.call.operation, " of group ", group_->name,
               " would use the inner backend ", inner_->getBackendName(), ": ", reason);
+}
+
+void Lane::prepare(Gather& gather) {
+  if (const std::string why = fault(); !why.empty()) throw GroupFault(why);
+  if (!engine_ && !voted_) make_engine(gather.device());
+  gather.facts.capturing = engine_ && engine_->capturing();
+  if (!voted_ && !gather.facts.capturing && !gather.facts.coalescing) vote();
 }
 
 void Lane::make_engine(c10::Device device) {
@@ -183,9 +179,21 @@ void Lane::vote() {
   const auto test = [this](Transport& transport) {
     return self_test(transport, device_, group_->rank, group_->size, timeout_.load());
   };
-  Rendezvous::Result result = rendezvous_.vote(engine, test, timeout_.load());
+  Rendezvous::Result result;
+  try {
+    result = rendezvous_.vote(engine, test, timeout_.load());
+  } catch (const std::exception& error) {
+    // Sticky: peers may have voted on what this rank has said so far.
+    end(error.what());
+    throw GroupFault(fault());
+  }
+  {
+    std::lock_guard<std::mutex> lock(fault_mutex_);
+    if (!fault_.empty()) throw GroupFault(fault_);
+    transport_ = std::move(result.transport);
+  }
   voted_ = true;
-  transport_ = std::move(result.transport);
+  off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
   policy_.min_bytes = group_->settings.min_bytes.value_or(0);
   if (group_->rank == 0 && log_function()) {
@@ -199,22 +207,53 @@ void Lane::vote() {
 
 void Lane::shutdown() {
   if (fork_guard_.forked()) return;
-  chain_->stop([this] {
-    if (transport_) transport_->abort("the group was destroyed with operations pending");
-  });
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (closed_) return;
+  leave();
+  std::lock_guard<std::timed_mutex> lock(mutex_);
   closed_ = true;
-  transport_.reset();
+}
+
+void Lane::detach() {
+  if (!fork_guard_.forked()) leave();
+}
+
+void Lane::leave() {
+  std::lock_guard<std::mutex> leaving(leaving_);
+  const auto give_up = [this] {
+    end("rank " + std::to_string(group_->rank) + " destroyed group " + group_->name +
+        " with operations pending");
+  };
+  chain_->stop(give_up);
+  std::unique_lock<std::timed_mutex> lock(mutex_, kGrace);
+  if (!lock) {
+    give_up();
+    lock.lock();
+  }
   voted_ = true;
-  policy_.refusal = "the group has been destroyed";
+  policy_.refusal = "the process is exiting";
+  std::shared_ptr<DirectPull> transport;
+  std::lock_guard<std::mutex> fault_lock(fault_mutex_);
+  transport.swap(transport_);
 }
 
 void Lane::abort() {
   if (fork_guard_.forked()) return;
-  if (transport_) {
-    transport_->abort("rank " + std::to_string(group_->rank) + " aborted group " + group_->name);
+  end("rank " + std::to_string(group_->rank) + " aborted group " + group_->name);
+}
+
+void Lane::end(const std::string& why) {
+  std::shared_ptr<DirectPull> transport;
+  {
+    std::lock_guard<std::mutex> lock(fault_mutex_);
+    if (fault_.empty()) fault_ = why;
+    transport = transport_;
   }
+  chain_->abandon(why);
+  if (transport) transport->abort(why);
+}
+
+std::string Lane::fault() const {
+  std::lock_guard<std::mutex> lock(fault_mutex_);
+  return fault_;
 }
 
 void Lane::check_fork() const {

@@ -55,8 +55,8 @@ class Lane final : private Carrier {
   // NCCL's synchronous operations).
   template <class Method, class... Args>
   WorkPtr issue(Method method, Args&... args) {
-    std::lock_guard<std::mutex> lock(mutex_);
     check_fork();
+    std::lock_guard<std::timed_mutex> lock(mutex_);
     if (chain_->defers()) {
       return chain_->defer([this, method, args...]() mutable { return (*inner_.*method)(args...); });
     }
@@ -73,35 +73,54 @@ class Lane final : private Carrier {
   std::vector<Stats::Row> stats() const { return stats_.rows(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
-  // Ends this rank's part in the transport. The inner is left to the caller.
+  // After a fork, every entry raises in the child and every teardown does nothing.
+  bool forked() const { return fork_guard_.forked(); }
+  void check_fork() const;
+
+  // Ends this rank's part in the transport; the inner is left to the caller. What is pending gets a
+  // moment to complete, then fails. Later gathers raise.
   void shutdown();
+  // The same at the end of the process, whose last gathers may still go to the inner.
+  void detach();
+  // Fails what is pending and every later gather, here and on the peers. From any thread.
   void abort();
 
  private:
   std::vector<WorkPtr> carry(Gather& gather) override;
-  Transport& transport() override { return *transport_; }
 
+  void prepare(Gather& gather);
   void make_engine(c10::Device device);
   void vote();
   WorkPtr take_inner(Gather& gather, const std::string& reason);
   void refuse_silence(const Gather& gather, const std::string& reason) const;
-  void check_fork() const;
+  void leave();
+  void end(const std::string& why);
+  std::string fault() const;
 
   const std::shared_ptr<const Group> group_;
   const c10::DeviceType device_;
-  const c10::intrusive_ptr<c10d::Backend> inner_;
+  c10::intrusive_ptr<c10d::Backend> inner_;
   std::atomic<std::chrono::milliseconds> timeout_;
   ForkGuard fork_guard_;
   Stats stats_;
 
-  std::mutex mutex_;
+  // The chain's: one collective is issued at a time. What follows is read and written under it, or
+  // by the chain's worker while it is busy.
+  std::timed_mutex mutex_;
   Rendezvous rendezvous_;
   bool voted_ = false;
   bool closed_ = false;
   Policy policy_;
+  bool off_everywhere_ = false;  // PG_SDMA=off on every rank
   std::shared_ptr<Engine> engine_;
   std::string no_engine_;  // why there is none
-  std::unique_ptr<DirectPull> transport_;
+
+  // Guards what abort() needs while a call that waits for its peers holds mutex_.
+  mutable std::mutex fault_mutex_;
+  std::string fault_;                      // why the group is of no use any more
+  std::shared_ptr<DirectPull> transport_;  // written under both mutexes
+
+  std::mutex leaving_;
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };
 

@@ -1,36 +1,65 @@
 #include "backend/work.h"
 
-#include <utility>
-
 namespace pg_sdma {
+namespace {
 
-HostWork::HostWork(c10d::OpType type, std::vector<at::Tensor> outputs)
+thread_local HostWork::Keeper keeper_of_worker;
+
+}  // namespace
+
+HostWork::HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body)
     : Work(-1, type),
-      outputs_(std::move(outputs)),
-      future_(c10::make_intrusive<c10::ivalue::Future>(
-          c10::ListType::create(c10::TensorType::get()))) {}
+      kept_{std::move(body), std::move(outputs),
+            c10::make_intrusive<c10::ivalue::Future>(
+                c10::ListType::create(c10::TensorType::get()))} {}
 
-void HostWork::complete(std::exception_ptr error, const c10::intrusive_ptr<c10d::Work>& inner) {
-  if (inner && !error) {
-    try {
-      outputs_ = inner->result();
-    } catch (const std::exception&) {
-      // Operations without a result (a barrier) say so by throwing.
+HostWork::~HostWork() {
+  if (keeper_of_worker) keeper_of_worker(std::move(kept_));
+}
+
+void HostWork::keep_with(Keeper keeper) { keeper_of_worker = std::move(keeper); }
+
+void HostWork::run() {
+  std::exception_ptr error;
+  try {
+    if (const auto inner = kept_.body()) {
+      try {
+        kept_.outputs = inner->result();
+      } catch (const std::exception&) {
+        // Operations without a result (a barrier) say so by throwing.
+      }
     }
+  } catch (const std::exception&) {
+    error = std::current_exception();
   }
   if (error) {
-    future_->setError(error);
+    kept_.future->setError(error);
   } else {
-    future_->markCompleted(c10::IValue(outputs_));
+    kept_.future->markCompleted(c10::IValue(kept_.outputs));
   }
   finish(std::move(error));
 }
 
-std::vector<at::Tensor> HostWork::result() {
-  TORCH_CHECK(isCompleted(), "Work::result() needs a completed operation: call wait() first");
-  return outputs_;
+bool HostWork::wait(std::chrono::milliseconds timeout) {
+  struct AtEnd {
+    HostWork& work;
+    ~AtEnd() { work.drop_body(); }
+  } at_end{*this};
+  return Work::wait(timeout);
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() { return future_; }
+void HostWork::drop_body() {
+  if (!isCompleted() || keeper_of_worker) return;  // in use, or not for this thread to drop
+  Body body;
+  std::lock_guard<std::mutex> lock(body_mutex_);
+  body.swap(kept_.body);
+}
+
+std::vector<at::Tensor> HostWork::result() {
+  TORCH_CHECK(isCompleted(), "Work::result() needs a completed operation: call wait() first");
+  return kept_.outputs;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() { return kept_.future; }
 
 }  // namespace pg_sdma

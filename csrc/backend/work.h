@@ -1,27 +1,49 @@
-// The Work of a collective that a host chain's worker thread issues.
+// The Work of a collective that a host chain's worker thread carries out.
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <exception>
+#include <functional>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 namespace pg_sdma {
 
 class HostWork final : public c10d::Work {
  public:
+  // Carries the collective out. Returns the Work of the inner that did it, complete, or null.
+  using Body = std::function<c10::intrusive_ptr<c10d::Work>()>;
+
+  // What keeps tensors alive.
+  struct Kept {
+    Body body;
+    std::vector<at::Tensor> outputs;
+    c10::intrusive_ptr<c10::ivalue::Future> future;
+  };
+  // Takes what a worker would else destroy: the last reference to a tensor must not be dropped by a
+  // thread of ours, because Python may have finalised.
+  using Keeper = std::function<void(Kept)>;
+
   // `outputs` is what result() gives; empty for a deferred inner collective, whose own Work tells.
-  HostWork(c10d::OpType type, std::vector<at::Tensor> outputs);
+  HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body);
+  ~HostWork() override;
 
-  // Called once, by the worker. `inner` is the Work that stood in for this one, or null.
-  void complete(std::exception_ptr error, const c10::intrusive_ptr<c10d::Work>& inner);
+  // Makes the calling thread a worker.
+  static void keep_with(Keeper keeper);
+  // Called once, by the worker. Whatever the body throws is the Work's outcome.
+  void run();
 
+  // Lets go of the inputs at the end, too.
+  bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  std::vector<at::Tensor> outputs_;
-  c10::intrusive_ptr<c10::ivalue::Future> future_;
+  void drop_body();
+
+  Kept kept_;
+  std::mutex body_mutex_;
 };
 
 }  // namespace pg_sdma

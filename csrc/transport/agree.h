@@ -65,9 +65,9 @@ struct AllRules {
 // Page gives single shared-memory accesses:
 //   uint64_t verdict(slot); bool swap_verdict(slot, expected, desired);
 //   uint64_t record_number(rank, slot); CallSummary copy_record(rank, slot);
-//   void hide_record(rank, slot); void write_record(rank, slot); void show_record(rank, slot, number);
-//   uint64_t acknowledged(rank); void acknowledge(rank, number);
-//   uint64_t consumed(rank); void consume(rank, number);
+//   void hide_record(rank, slot); void write_record(rank, slot); void show_record(rank, slot,
+//   number); uint64_t acknowledged(rank); void acknowledge(rank, number); uint64_t consumed(rank);
+//   void consume(rank, number);
 template <class Page, class Rules = AllRules>
 class Agreement {
  public:
@@ -258,9 +258,8 @@ class Agreement {
 
   // An error outweighs memory that cannot be shared: a rank that raises cannot join the inner.
   void note(const CallSummary& summary) {
-    const bool error =
-        summary.state == CallState::kInvalid ||
-        (own_.state != CallState::kInvalid && summary.signature != own_.signature);
+    const bool error = summary.state == CallState::kInvalid ||
+                       (own_.state != CallState::kInvalid && summary.signature != own_.signature);
     const bool outweighs = Rules::error_outweighs_unshareable || trouble_ == Outcome::kNone;
     if (error && trouble_ != Outcome::kError && outweighs) {
       trouble_ = Outcome::kError;

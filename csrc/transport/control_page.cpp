@@ -22,8 +22,8 @@ namespace {
 constexpr uint64_t kMagic = 0x70675f73646d6131;  // "pg_sdma1"
 constexpr size_t kLine = 64;
 
-// Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps the
-// slot, finds out by the number, and throws the torn copy away.
+// Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps
+// the slot, finds out by the number, and throws the torn copy away.
 constexpr size_t words(size_t bytes) { return (bytes + 7) / 8; }
 
 template <class T>
@@ -142,11 +142,10 @@ ControlPage ControlPage::create(int world, uint64_t ring) {
 }
 
 ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring) {
-  const std::string path =
-      "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) throw std::system_error(errno, std::generic_category(), "opening " + path);
-  struct stat status {};
+  struct stat status{};
   if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) != bytes(world, ring)) {
     ::close(own);
     throw std::runtime_error(path + " is not the control page: wrong size");

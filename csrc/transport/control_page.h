@@ -1,5 +1,5 @@
-// The control page: host shared memory of one group. Records, counters and verdicts live here; every
-// rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
+// The control page: host shared memory of one group. Records, counters and verdicts live here;
+// every rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
 #pragma once
 
 #include <array>
@@ -12,7 +12,8 @@
 
 namespace pg_sdma {
 
-// Tensors that one numbered operation carries at most; a longer coalesced call is several operations.
+// Tensors that one numbered operation carries at most; a longer coalesced call is several
+// operations.
 constexpr int kMaxTensors = 64;
 
 // One rank's account of operation k, as its peers see it.

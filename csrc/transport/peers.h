@@ -1,4 +1,5 @@
-// Whether the processes of a group still live, asked without trusting process ids, which are reused.
+// Whether the processes of a group still live, asked without trusting process ids, which are
+// reused.
 #pragma once
 
 #include <vector>

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <optional>
@@ -86,6 +87,12 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
   return std::nullopt;
 }
 
+bool off_everywhere(const std::vector<std::string>& records) {
+  return std::all_of(records.begin(), records.end(), [](const std::string& record) {
+    return read_fields(record).at("enabled") != "1";
+  });
+}
+
 // Why a step of the vote failed; nothing when every rank said yes.
 std::optional<std::string> first_no(const std::vector<std::string>& answers) {
   for (size_t rank = 0; rank < answers.size(); ++rank) {
@@ -102,10 +109,9 @@ std::string link_objection(Link link, const Rendezvous::Options& options) {
     case Link::kNone:
       return "no peer access between the devices";
     case Link::kSameDevice:
-      return options.allow_same_device
-                 ? ""
-                 : "two ranks on one device, where every copy is a kernel "
-                   "(PG_SDMA_ALLOW_SAME_DEVICE=1 for tests)";
+      return options.allow_same_device ? ""
+                                       : "two ranks on one device, where every copy is a kernel "
+                                         "(PG_SDMA_ALLOW_SAME_DEVICE=1 for tests)";
     case Link::kPcie:
       return options.allow_pcie ? "" : "PCIe between the devices (PG_SDMA_ALLOW_PCIE=1 allows it)";
     default:
@@ -114,9 +120,10 @@ std::string link_objection(Link link, const Rendezvous::Options& options) {
 }
 
 std::chrono::microseconds spin_for(int world) {
-  // Spinning only pays when every rank has a core to itself while it does.
+  // To sleep and be woken takes as long as a small gather. But spinning only pays when every rank
+  // has a core to itself while it does.
   return static_cast<unsigned>(world) <= std::thread::hardware_concurrency()
-             ? std::chrono::microseconds(20)
+             ? std::chrono::microseconds(200)
              : std::chrono::microseconds(0);
 }
 
@@ -155,7 +162,8 @@ void Rendezvous::join() {
 
 Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest& self_test,
                                     std::chrono::milliseconds timeout) {
-  if (const auto no = objection(collect("join", timeout))) return {nullptr, *no};
+  const auto records = collect("join", timeout);
+  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records)};
 
   // Step 1: an engine here, and on rank 0 the control page.
   std::shared_ptr<Engine> engine;
@@ -175,7 +183,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   }
   post("engine", write_fields(answer));
   const auto engines = collect("engine", timeout);
-  if (const auto no = first_no(engines)) return {nullptr, *no};
+  if (const auto no = first_no(engines)) return {nullptr, *no, false};
 
   // Step 2: every rank maps the page and can build the transport.
   std::vector<std::string> identities;
@@ -211,7 +219,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     answer = {{"no", one_line(error.what())}};
   }
   post("mapped", write_fields(answer));
-  if (const auto no = first_no(collect("mapped", timeout))) return {nullptr, *no};
+  if (const auto no = first_no(collect("mapped", timeout))) return {nullptr, *no, false};
   transport->page().close_descriptor();
 
   // Step 3: bytes arrive.
@@ -223,11 +231,11 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     answer = {{"no", one_line(error.what())}};
   }
   post("tested", write_fields(answer));
-  if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no};
+  if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no, false};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   transport->set_patience(options_.patience.value_or(
       engine->stream_ordered() ? kStreamPatience : std::chrono::microseconds(0)));
-  return {std::move(transport), ""};
+  return {std::move(transport), "", false};
 }
 
 }  // namespace pg_sdma

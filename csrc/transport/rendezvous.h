@@ -30,8 +30,8 @@ class Board {
 class Rendezvous {
  public:
   struct Options {
-    std::string group;     // for messages
-    std::string lane;      // the device type: lanes of one group vote apart
+    std::string group;  // for messages
+    std::string lane;   // the device type: lanes of one group vote apart
     int rank = 0;
     int world = 1;
     bool enabled = true;   // PG_SDMA
@@ -46,6 +46,7 @@ class Rendezvous {
   struct Result {
     std::unique_ptr<DirectPull> transport;  // null: the group uses the inner
     std::string reason;                     // why, the same on all ranks
+    bool off_everywhere = false;            // because every rank asked for that
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.

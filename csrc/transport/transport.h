@@ -16,7 +16,7 @@ namespace pg_sdma {
 // One tensor of a call: the own shard, and where the shard of every rank goes.
 struct Piece {
   const void* input = nullptr;
-  size_t bytes = 0;  // of one shard
+  size_t bytes = 0;            // of one shard
   std::vector<void*> outputs;  // one a rank, `bytes` each
 };
 
@@ -25,6 +25,8 @@ struct Call {
   std::string operation;  // the name users know it by
   std::string dtype;
   std::vector<Piece> pieces;
+  // Where this is part of a longer call: bytes of a shard of each tensor of all of it.
+  std::vector<uint64_t> whole;
   std::string invalid;  // why the arguments are bad; empty when they are good
   std::chrono::milliseconds timeout{0};
 

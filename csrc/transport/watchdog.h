@@ -1,5 +1,5 @@
-// Watches the operations that a GPU carries out while no host waits for them. Reads only the control
-// page: a driver call could block behind the very stream that hangs.
+// Watches the operations that a GPU carries out while no host waits for them. Reads only the
+// control page: a driver call could block behind the very stream that hangs.
 #pragma once
 
 #include <condition_variable>
