@@ -1,7 +1,7 @@
 // An inner whose operations return at once, for benchmarks/delegation.py.
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include <string>
 #include <vector>

@@ -1,0 +1,41 @@
+"""The ranks of torch's DistributedTest, and the table at the end of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from suite import Suite
+
+
+@pytest.fixture(scope="module")
+def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
+    suite = Suite(request.param)
+    yield suite
+    suite.close()
+
+
+COLUMNS = ("skipped on gloo", "passed on gloo", "passed on sdma", "called gloo", "exceptions")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints what the tests recorded: a row for each number of ranks."""
+    rows: dict[int, Counter[str]] = {}
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            properties = dict(getattr(report, "user_properties", ()))
+            if "ranks" in properties and report.when == "call":
+                row = rows.setdefault(properties.pop("ranks"), Counter())
+                row.update(column for column, true in properties.items() if true)
+    if not rows:
+        return
+    terminalreporter.section("torch's DistributedTest")
+    terminalreporter.line("  ".join(("ranks", *COLUMNS)))
+    for size, row in sorted(rows.items()):
+        cells = [f"{row[column]:{len(column)}}" for column in COLUMNS]
+        terminalreporter.line("  ".join((f"{size:5}", *cells)))
+    terminalreporter.line(
+        "called gloo: of those passed on sdma, what torch keeps to gloo by name; "
+        "exceptions: docs/conformance.md"
+    )
