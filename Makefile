@@ -46,12 +46,13 @@ bench: .venv/.ready
 clean:
 	rm -rf .venv build dist out src/*.egg-info src/pg_sdma/*.so src/pg_sdma/built_for_torch.txt
 
-.venv/.python: tools/make_venv.py
+.venv/.python:
 	$(PYTHON) tools/make_venv.py
 	@touch $@
 
 .venv/.built: .venv/.python setup.py pyproject.toml $(SOURCES)
-	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	PATH="$(CURDIR)/$(BIN):$$PATH" \
+	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # The extras by what the installed metadata says of them, and without pg_sdma's own dependency: pip

@@ -15,10 +15,12 @@ from pathlib import Path
 
 VENV = Path(".venv")
 TORCH = "torch==2.13.0"
-BUILD_TOOLS = ("setuptools>=68", "wheel", "ninja", "numpy")
+BUILD_TOOLS = ("setuptools>=77.0.3,<82", "wheel", "ninja", "numpy")
 
 
 def main() -> None:
+    if Path(sys.prefix).resolve() == VENV.resolve():
+        sys.exit(f"{VENV} is about to be made anew: deactivate it first")
     venv.create(VENV, clear=True, symlinks=True, with_pip=True)
     has_torch = importlib.util.find_spec("torch") is not None
     if has_torch:

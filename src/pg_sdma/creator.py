@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import functools
+import logging
 import os
 import uuid
 from collections.abc import Container
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 from pg_sdma import _extension
 from pg_sdma._inner import build_inner
 from pg_sdma.settings import read_settings
+from pg_sdma.stats import sdma_backends
 
 
 def create(opts: Any, pg_options: Any = None) -> Any:
@@ -32,7 +35,7 @@ def create(opts: Any, pg_options: Any = None) -> Any:
         device: build_inner(settings.inner_backend(device), device, opts, pg_options)
         for device in device_types(opts.store, settings.inner)
     }
-    _detach_at_exit()
+    _set_up_process(extension)
     return extension.SdmaBackend(
         opts.store,
         opts.group_rank,
@@ -60,7 +63,8 @@ def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
 
 
 @functools.cache
-def _detach_at_exit() -> None:
+def _set_up_process(extension: ModuleType) -> None:
+    extension.set_log(logging.getLogger("pg_sdma").info)
     atexit.register(_detach_live_groups)
 
 
@@ -70,9 +74,5 @@ def _detach_live_groups() -> None:
     torch then calls no shutdown, and the destructors run late or never.
     """
     for group in list(c10d._world.pg_map):
-        for device in group._device_types:
-            backend = group._get_backend(device)
-            while isinstance(backend, c10d._ProcessGroupWrapper):  # TORCH_DISTRIBUTED_DEBUG=DETAIL
-                backend = backend.wrapped_pg
-            if isinstance(backend, _extension.load().SdmaBackend):
-                backend.detach()
+        for backend in sdma_backends(group):
+            backend.detach()

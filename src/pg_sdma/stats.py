@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+
+if TYPE_CHECKING:
+    from pg_sdma import _C
 
 # operation -> route -> {"calls": n, "bytes": n}
 RouteCounts = dict[str, dict[str, dict[str, int]]]
@@ -18,13 +21,8 @@ def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
     The result maps operation, then route, to `{"calls": n, "bytes": n}`. A route is "direct", or
     "inner: " and the reason. A group without an sdma backend has none of either.
     """
-    from pg_sdma import _C
-
-    group = group or c10d._get_default_group()
-    backends = [_backend(group, device) for device in ("cpu", "cuda")]
     counts: RouteCounts = {}
-    # One object may carry both device types.
-    for backend in {id(b): b for b in backends if isinstance(b, _C.SdmaBackend)}.values():
+    for backend in sdma_backends(group or c10d._get_default_group()):
         for operation, route, reason, calls, size in backend.stats():
             key = route if route == "direct" else f"{route}: {reason}"
             count = counts.setdefault(operation, {}).setdefault(key, {"calls": 0, "bytes": 0})
@@ -44,6 +42,14 @@ def direct_share(counts: RouteCounts) -> float:
     total = sum(count["bytes"] for _, count in routes)
     direct = sum(count["bytes"] for route, count in routes if route == "direct")
     return direct / total if total else float("nan")
+
+
+def sdma_backends(group: dist.ProcessGroup) -> list[_C.SdmaBackend]:
+    """The sdma backends of `group`: none, or one, be it for one device type or for both."""
+    from pg_sdma import _C
+
+    backends = [_backend(group, device) for device in ("cpu", "cuda")]
+    return list({id(b): b for b in backends if isinstance(b, _C.SdmaBackend)}.values())
 
 
 def _backend(group: dist.ProcessGroup, device: str) -> Any:
