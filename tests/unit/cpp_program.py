@@ -1,0 +1,59 @@
+"""Builds the C++ programs of tests/cpp, which need no torch, and runs them.
+
+With PG_SDMA_TEST_SANITIZE (`address,undefined` or `thread`) in the environment they are built with
+those sanitizers and end with a failure on any report; tests/cpp/sanitize.py uses this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SANITIZE = os.environ.get("PG_SDMA_TEST_SANITIZE", "")
+COMPILER = os.environ.get("CXX", "g++")
+
+
+def _flags() -> list[str]:
+    flags = ["-std=c++20", "-Wall", "-Wextra", f"-I{ROOT / 'csrc'}", "-pthread"]
+    if not SANITIZE:
+        return [*flags, "-O2"]
+    # -Wno-tsan: the thread sanitizer does not know fences. Those here only order payloads that are
+    # atomics themselves.
+    flags += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-Wno-tsan"]
+    return [*flags, "-O1", "-g", "-fno-omit-frame-pointer"]
+
+
+def build(program: str, library: Sequence[str] = ()) -> Path:
+    """Compiles tests/cpp/<program>.cpp and the `library` files of csrc, where that is not done yet.
+
+    Skips the test where there is no compiler.
+    """
+    if not shutil.which(COMPILER):
+        pytest.skip(f"no {COMPILER} here")
+    sources = [ROOT / "tests/cpp" / f"{program}.cpp", *(ROOT / "csrc" / name for name in library)]
+    command = [COMPILER, *_flags(), *map(str, sources)]
+    digest = hashlib.sha256(repr(command).encode())
+    headers = [*(ROOT / "tests/cpp").glob("*.h"), *(ROOT / "csrc").glob("*/*.h")]
+    for file in [*sources, *sorted(headers)]:
+        digest.update(file.read_bytes())
+    target = ROOT / "build" / "cpp" / f"{program}-{digest.hexdigest()[:16]}"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        partial = target.with_suffix(f".{os.getpid()}")
+        done = subprocess.run([*command, "-o", str(partial)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        partial.rename(target)
+    return target
+
+
+def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Runs the program; its exit code is the caller's to judge."""
+    command = [str(program), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True)
