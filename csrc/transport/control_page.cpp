@@ -114,12 +114,19 @@ size_t ControlPage::bytes(int world, uint64_t ring) {
 
 ControlPage::ControlPage(int descriptor, int world, uint64_t ring)
     : size_(bytes(world, ring)), descriptor_(descriptor), world_(world), ring_(ring) {
-  base_ = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-  if (base_ == MAP_FAILED) {
+  void* const base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  if (base == MAP_FAILED) {
     const int error = errno;
     ::close(descriptor);
     throw std::system_error(error, std::generic_category(), "mmap of the control page");
   }
+  base_.reset(base, [size = size_](void* mapped) { munmap(mapped, size); });
+}
+
+ControlPage ControlPage::share() const {
+  ControlPage other(*this);
+  other.descriptor_ = -1;
+  return other;
 }
 
 ControlPage ControlPage::create(int world, uint64_t ring) {
@@ -160,16 +167,13 @@ ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int wor
 }
 
 ControlPage::ControlPage(ControlPage&& other) noexcept
-    : base_(std::exchange(other.base_, nullptr)),
+    : base_(std::move(other.base_)),
       size_(other.size_),
       descriptor_(std::exchange(other.descriptor_, -1)),
       world_(other.world_),
       ring_(other.ring_) {}
 
-ControlPage::~ControlPage() {
-  close_descriptor();
-  if (base_ != nullptr) munmap(base_, size_);
-}
+ControlPage::~ControlPage() { close_descriptor(); }
 
 void ControlPage::close_descriptor() {
   if (descriptor_ >= 0) ::close(std::exchange(descriptor_, -1));

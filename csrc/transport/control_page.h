@@ -5,6 +5,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "engine/engine.h"
@@ -19,10 +20,11 @@ constexpr int kMaxTensors = 64;
 // One rank's account of operation k, as its peers see it.
 struct CallRecord {
   CallSummary summary;
-  uint32_t tensors = 0;
+  uint32_t tensors = 0;       // of this operation
+  uint32_t call_tensors = 0;  // of the call that it is a part of
   char operation[40] = {};
   char dtype[20] = {};
-  uint64_t output_bytes = 0;
+  uint64_t output_bytes = 0;  // of the call
   union {
     std::array<Place, kMaxTensors> places{};  // kShareable
     char why[256];                            // kUnshareable, kInvalid
@@ -44,6 +46,9 @@ class ControlPage {
   // reason when it cannot, or when it is not the page whose nonce is `nonce`.
   static ControlPage attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring);
 
+  // Another handle to this mapping, for ranks that are threads of one process.
+  ControlPage share() const;
+
   ControlPage(ControlPage&& other) noexcept;
   ControlPage& operator=(ControlPage&&) = delete;
   ~ControlPage();
@@ -51,7 +56,7 @@ class ControlPage {
   int descriptor() const { return descriptor_; }
   uint64_t nonce() const;
   void close_descriptor();
-  void* data() const { return base_; }
+  void* data() const { return base_.get(); }
   size_t size() const { return size_; }
 
   // -- the single accesses that Agreement takes
@@ -97,9 +102,10 @@ class ControlPage {
  private:
   struct Layout;
   ControlPage(int descriptor, int world, uint64_t ring);
-  Layout& layout() const { return *static_cast<Layout*>(base_); }
+  ControlPage(const ControlPage&) = default;
+  Layout& layout() const { return *static_cast<Layout*>(base_.get()); }
 
-  void* base_ = nullptr;
+  std::shared_ptr<void> base_;
   size_t size_ = 0;
   int descriptor_ = -1;
   int world_ = 0;
