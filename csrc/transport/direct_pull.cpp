@@ -60,17 +60,25 @@ void put(char (&field)[N], const std::string& text) {
   std::snprintf(field, N, "%s", text.c_str());
 }
 
-std::string told(const CallRecord& record) {
-  if (record.summary.state == CallState::kInvalid)
-    return std::string("bad arguments: ") + record.why;
+std::string told(int rank, const CallRecord& record) {
+  if (record.summary.state == CallState::kInvalid) {
+    return std::string("Bad arguments on ") + record.why;  // which begins with the rank
+  }
   std::ostringstream text;
-  text << record.operation << " of " << record.tensors << " " << record.dtype
-       << (record.tensors == 1 ? " tensor" : " tensors") << ", " << record.output_bytes
-       << " bytes of output";
+  text << "Rank " << rank << ": " << record.operation << " of " << record.call_tensors << " "
+       << record.dtype << (record.call_tensors == 1 ? " tensor" : " tensors") << ", "
+       << record.output_bytes << " bytes of output";
   return text.str();
 }
 
 }  // namespace
+
+std::vector<uint64_t> Call::shards() const {
+  if (!whole.empty()) return whole;
+  std::vector<uint64_t> bytes;
+  for (const Piece& piece : pieces) bytes.push_back(piece.bytes);
+  return bytes;
+}
 
 uint64_t Call::output_bytes() const {
   uint64_t bytes = 0;
@@ -173,6 +181,7 @@ DirectPull::~DirectPull() {
 
 Decision DirectPull::agree(const Call& call) {
   check_fault();
+  carrying_ = false;
   own_ = describe(call);
   Agreement<PageView> agreement(options_.rank, options_.world, options_.ring,
                                 engine_->opens_exports());
@@ -221,6 +230,7 @@ Decision DirectPull::agree(const Call& call) {
 void DirectPull::carry(const Call& call) {
   const int rank = options_.rank;
   const int world = options_.world;
+  carrying_ = true;
   program_.clear();
   if (engine_->stream_ordered()) program_.push_back(Step::write(page_.ready(rank), number_));
   // Starting at the next rank spreads the load: no two ranks begin at the same peer.
@@ -273,7 +283,11 @@ CallRecord DirectPull::describe(const Call& call) {
   put(record.operation, call.operation);
   put(record.dtype, call.dtype);
   record.tensors = static_cast<uint32_t>(call.pieces.size());
-  record.output_bytes = call.output_bytes();
+  const std::vector<uint64_t> shards = call.shards();
+  record.call_tensors = static_cast<uint32_t>(shards.size());
+  for (const uint64_t bytes : shards) {
+    record.output_bytes += bytes * static_cast<uint64_t>(options_.world);
+  }
   if (!call.invalid.empty()) {
     record.summary.state = CallState::kInvalid;
     put(record.why, call.invalid);
@@ -282,7 +296,8 @@ CallRecord DirectPull::describe(const Call& call) {
   Fingerprint fingerprint;
   fingerprint.add(call.operation);
   fingerprint.add(call.dtype);
-  for (const Piece& piece : call.pieces) fingerprint.add(piece.bytes);
+  // Of the whole call, so that its parts agree, or fail, all alike.
+  for (const uint64_t bytes : shards) fingerprint.add(bytes);
   record.summary.signature = fingerprint.value();
   try {
     for (size_t t = 0; t < call.pieces.size(); ++t) {
@@ -341,13 +356,22 @@ void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
   if (left.count() <= 0) return;
   page_.sleep(rank, heard, std::min<std::chrono::microseconds>(left, kLook));
   check_fault();
-  if (page_.bell(rank) != heard) return;  // what it did last is worth a look before its absence
-  if (page_.departed(rank) || peers_->gone(rank)) {
-    if (page_.bell(rank) != heard) return;
+  check_peers();
+}
+
+// All of them, not only the one that is waited for: that one may be late for another reason.
+void DirectPull::check_peers() {
+  for (int rank = 0; rank < options_.world; ++rank) {
+    const bool departed = page_.departed(rank);
+    if (rank == options_.rank || (!departed && !peers_->gone(rank))) continue;
+    // Read after its departure: what it did before that counts.
+    const bool needed =
+        page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
+    if (!needed) continue;
     fail("rank " + std::to_string(options_.rank) + ": operation " + std::to_string(number_) +
          " of group " + options_.group + " waits for rank " + std::to_string(rank) +
-         (page_.departed(rank) ? ", which has destroyed the group"
-                               : ", whose process has ended (look at its output for the cause)"));
+         (departed ? ", which has destroyed the group"
+                   : ", whose process has ended (look at its output for the cause)"));
   }
 }
 
@@ -375,7 +399,7 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
     if (page_.record_number(rank, slot) != number_) continue;
     CallRecord record;
     page_.copy_record(rank, slot, record);
-    text << "Rank " << rank << ": " << told(record) << ". ";
+    text << told(rank, record) << ". ";
   }
   text << "No rank has started; make the same call with the same sizes and dtype on every rank "
           "(first to differ: rank "

@@ -51,6 +51,7 @@ class DirectPull final : public Transport {
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
   void check_fault() const;
+  void check_peers();
   [[noreturn]] void fail(const std::string& text);
   [[noreturn]] void fail_carrying(const Call& call, const std::string& why);
   std::string explain_error(const Verdict& verdict) const;
@@ -66,6 +67,7 @@ class DirectPull final : public Transport {
   std::unique_ptr<Watchdog> watchdog_;  // where no host waits for an operation to end
 
   uint64_t number_ = 0;
+  bool carrying_ = false;  // operation number_ is direct, and under way
   bool last_was_late_ = false;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank

@@ -30,7 +30,8 @@ struct Call {
   std::string invalid;  // why the arguments are bad; empty when they are good
   std::chrono::milliseconds timeout{0};
 
-  uint64_t output_bytes() const;  // of all pieces
+  std::vector<uint64_t> shards() const;  // `whole`, or the bytes of each piece
+  uint64_t output_bytes() const;         // of all pieces
 };
 
 // Which way one operation goes, the same on all ranks.
