@@ -144,13 +144,20 @@ std::vector<std::string> Rendezvous::collect(const std::string& step,
                                              std::chrono::milliseconds timeout) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < options_.world; ++rank) keys.push_back(key(step, rank));
-  try {
-    return board_->collect(keys, timeout);
-  } catch (const std::exception& error) {
-    throw std::runtime_error("rank " + std::to_string(options_.rank) +
-                             ": the first all-gather of group " + options_.group +
-                             " waited in vain for every rank to make it: " + error.what());
+  std::vector<std::string> values;
+  std::string missing;
+  for (std::optional<std::string>& value : board_->collect(keys, timeout)) {
+    if (!value) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(values.size());
+    values.push_back(std::move(value).value_or(""));
   }
+  if (!missing.empty()) {
+    throw std::runtime_error("rank " + std::to_string(options_.rank) +
+                             ": the first all-gather of group " + options_.group + " waited " +
+                             std::to_string(timeout.count()) + " ms in vain for " + missing +
+                             " to make it (step " + step +
+                             " of the vote). Look for that rank's error.");
+  }
+  return values;
 }
 
 void Rendezvous::join() {

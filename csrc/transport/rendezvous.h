@@ -22,9 +22,10 @@ class Board {
  public:
   virtual ~Board() = default;
   virtual void post(const std::string& key, const std::string& value) = 0;
-  // Waits for all keys. Throws std::runtime_error that names the keys that never came.
-  virtual std::vector<std::string> collect(const std::vector<std::string>& keys,
-                                           std::chrono::milliseconds timeout) = 0;
+  // Waits until all keys are there, at most for `timeout`. Returns what they hold, nothing for the
+  // ones that never came. Throws std::runtime_error when it cannot go on.
+  virtual std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
+                                                          std::chrono::milliseconds timeout) = 0;
 };
 
 class Rendezvous {

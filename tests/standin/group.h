@@ -11,6 +11,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -43,17 +44,17 @@ class FileBoard final : public pg_sdma::Board {
     std::rename((path(key) + ".new").c_str(), path(key).c_str());
   }
 
-  std::vector<std::string> collect(const std::vector<std::string>& keys,
-                                   std::chrono::milliseconds timeout) override {
-    std::vector<std::string> values;
+  std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
+                                                  std::chrono::milliseconds timeout) override {
+    std::vector<std::optional<std::string>> values;
     const auto end = std::chrono::steady_clock::now() + timeout;
     for (const std::string& key : keys) {
-      while (access(path(key).c_str(), R_OK) != 0) {
-        if (std::chrono::steady_clock::now() > end) throw std::runtime_error(key + " never came");
+      while (access(path(key).c_str(), R_OK) != 0 && std::chrono::steady_clock::now() < end) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
       std::ifstream file(path(key));
-      values.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+      std::string value((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+      values.push_back(value.empty() ? std::nullopt : std::optional(value));
     }
     return values;
   }
