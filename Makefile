@@ -41,7 +41,7 @@ format: .venv/.ready
 	$(BIN)/clang-format -i $(CXX_FILES)
 
 bench: .venv/.ready
-	$(BIN)/pg-sdma bench
+	$(BIN)/pg-sdma bench all_gather
 
 clean:
 	rm -rf .venv build dist out src/*.egg-info src/pg_sdma/*.so src/pg_sdma/built_for_torch.txt
