@@ -32,7 +32,7 @@ WorkPtr SdmaBackend::all_gather(Gather::Form form, const Tensors& outputs, const
   auto gather = std::make_shared<Gather>(form, rank_, size_, outputs, inputs, opts);
   gather->facts.coalescing = coalescing_;
   if (opts.timeout != c10d::kUnsetTimeout) gather->call.timeout = opts.timeout;
-  return lane.gather(std::move(gather));
+  return keep(lane, lane.gather(std::move(gather)));
 }
 
 std::vector<Stats::Row> SdmaBackend::stats() const {

@@ -171,6 +171,9 @@ class DelegatingBackend : public c10d::Backend {
 
   // True between startCoalescing and endCoalescing.
   bool coalescing_ = false;
+  // Returns `work`, which `lane` was given; where another lane coalesces, endCoalescing waits for
+  // it too.
+  WorkPtr keep(const Lane& lane, WorkPtr work);
 
  private:
   // The lane of the first tensor among `arguments`, the main lane when they hold none.
@@ -182,7 +185,6 @@ class DelegatingBackend : public c10d::Backend {
   // A point-to-point call: straight to the inner of its tensors' lane.
   template <class Method, class... Arguments>
   WorkPtr pass(const char* operation, Method method, Tensors& tensors, Arguments... arguments);
-  WorkPtr keep(const Lane& lane, WorkPtr work);
   OptionsPtr options_for(c10d::Backend& inner, const OptionsPtr& opts) const;
 
   const std::shared_ptr<const Group> group_;

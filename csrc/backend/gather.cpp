@@ -25,6 +25,29 @@ bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided;
 }
 
+// One name where all tensors have one dtype, else the names of all.
+std::string dtypes(const Tensors& tensors) {
+  if (tensors.empty()) return "no";
+  const auto same = [&](const at::Tensor& tensor) {
+    return tensor.scalar_type() == tensors[0].scalar_type();
+  };
+  std::string names = c10::toString(tensors[0].scalar_type());
+  if (std::all_of(tensors.begin(), tensors.end(), same)) return names;
+  for (size_t t = 1; t < tensors.size(); ++t) {
+    names += std::string("+") + c10::toString(tensors[t].scalar_type());
+  }
+  return names;
+}
+
+// Flat views of contiguous tensors [first, last), as bytes.
+Tensors byte_views(const Tensors& tensors, size_t first, size_t last) {
+  Tensors views;
+  for (size_t t = first; t < last; ++t) {
+    views.push_back(tensors[t].detach().view({-1}).view(at::kByte));
+  }
+  return views;
+}
+
 // Peers read the input while this rank writes its outputs: it may lie in its own place among them,
 // and nowhere else.
 bool written_while_read(const Piece& piece, int rank) {
@@ -42,9 +65,9 @@ bool written_while_read(const Piece& piece, int rank) {
 Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
                const c10d::AllgatherOptions& options)
     : async(options.asyncOp),
-      type(form == Form::kList ? c10d::OpType::ALLGATHER
-                               : form == Form::kIntoTensor ? c10d::OpType::_ALLGATHER_BASE
-                                                           : c10d::OpType::ALLGATHER_COALESCED),
+      type(form == Form::kList         ? c10d::OpType::ALLGATHER
+           : form == Form::kIntoTensor ? c10d::OpType::_ALLGATHER_BASE
+                                       : c10d::OpType::ALLGATHER_COALESCED),
       form_(form),
       rank_(rank),
       world_(world),
@@ -52,9 +75,8 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
       inputs_(std::move(inputs)),
       options_(options) {
   call.operation = name();
-  call.dtype = inputs_.empty() || !inputs_[0].defined()
-                   ? "no"
-                   : c10::toString(inputs_[0].scalar_type());
+  call.dtype =
+      inputs_.empty() || !inputs_[0].defined() ? "no" : c10::toString(inputs_[0].scalar_type());
   facts.tensors = static_cast<uint32_t>(inputs_.size());
   // Where the arguments are bad, too, this is the size that the peers most likely see: the static
   // rule has to decide as theirs does.
@@ -187,12 +209,14 @@ Call Gather::part(size_t first, size_t last) const {
 }
 
 std::vector<WorkPtr> Gather::part_on_inner(c10d::Backend& inner, size_t first, size_t last) {
-  if (!inputs_[0].device().is_cpu()) {
-    if (form_ != Form::kIntoTensorCoalesced || last - first == inputs_.size()) {
-      return {on_inner(inner)};
+  if (!device().is_cpu()) {
+    Tensors inputs = byte_views(inputs_, first, last);
+    if (form_ == Form::kList) {
+      TensorLists outputs{byte_views(outputs_, 0, outputs_.size())};
+      return {inner.allgather(outputs, inputs, options_)};
     }
-    Tensors outputs(outputs_.begin() + first, outputs_.begin() + last);
-    Tensors inputs(inputs_.begin() + first, inputs_.begin() + last);
+    Tensors outputs = byte_views(outputs_, first, last);
+    if (outputs.size() == 1) return {inner._allgather_base(outputs[0], inputs[0], options_)};
     return {inner.allgather_into_tensor_coalesced(outputs, inputs, options_)};
   }
   // Every view keeps the call's tensors: the inner may outlast who waits for it.

@@ -51,8 +51,8 @@ class Gather : public std::enable_shared_from_this<Gather> {
   // Tensors [first, last) as a call of their own, after lay_out().
   Call part(size_t first, size_t last) const;
 
-  // The same tensors on the inner, after lay_out(); one Work a tensor. On CPU as bytes, so that an
-  // operation that a late peer sent to the inner works for every dtype: gloo lacks some.
+  // The same tensors on the inner, after lay_out(); on CPU one Work a tensor. As bytes, so that an
+  // operation that a late peer sent to the inner works for every dtype: NCCL and gloo lack some.
   std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last);
 
   // Copies what was gathered into stand-ins to where the user wanted it.
@@ -70,7 +70,7 @@ class Gather : public std::enable_shared_from_this<Gather> {
   Tensors outputs_;
   Tensors inputs_;
   c10d::AllgatherOptions options_;
-  Tensors readable_inputs_;  // the inputs, or contiguous copies
+  Tensors readable_inputs_;                                   // the inputs, or contiguous copies
   std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_;  // user's output, contiguous stand-in
 };
 

@@ -93,7 +93,9 @@ WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
     }
     return chain_->gather(std::move(gather), *this);
   } catch (const BadCall& error) {
-    TORCH_CHECK(false, error.what());
+    // The exception that the device's usual inner throws: gloo a RuntimeError, NCCL a ValueError.
+    TORCH_CHECK(device_ != c10::kCPU, error.what());
+    TORCH_CHECK_VALUE(false, error.what());
   } catch (const GroupFault& error) {
     TORCH_CHECK_WITH(DistBackendError, false, error.what());
   }
@@ -160,12 +162,12 @@ void Lane::prepare(Gather& gather) {
 void Lane::make_engine(c10::Device device) {
   if (!group_->settings.enabled) return;
   try {
-    engine_ = device.is_cpu() ? host_engine()
-                              : cuda_engine(device.index(), group_->settings.driver, [device] {
-                                  return c10::impl::VirtualGuardImpl(device.type())
-                                      .getStream(device)
-                                      .native_handle();
-                                });
+    engine_ =
+        device.is_cpu()
+            ? host_engine()
+            : cuda_engine(device.index(), group_->settings.driver, [device] {
+                return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+              });
   } catch (const std::exception& error) {
     no_engine_ = error.what();
   }

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,8 +23,8 @@ namespace pg_sdma {
 // The settings of src/pg_sdma/settings.py, which declares and documents them, as C++ needs them.
 struct Settings {
   bool enabled = true;
-  std::optional<uint64_t> min_bytes;   // none: the engine's default
-  std::optional<double> patience_ms;   // none: the engine's default
+  std::optional<uint64_t> min_bytes;  // none: the engine's default
+  std::optional<double> patience_ms;  // none: the engine's default
   bool strict = false;
   bool let_peers_read = true;
   uint64_t ring = 16;
@@ -57,11 +58,12 @@ class Lane final : private Carrier {
   WorkPtr issue(Method method, Args&... args) {
     check_fork();
     std::lock_guard<std::timed_mutex> lock(mutex_);
+    auto call = [this, method](Args&... args) { return std::invoke(method, *inner_, args...); };
     if (chain_->defers()) {
-      return chain_->defer([this, method, args...]() mutable { return (*inner_.*method)(args...); });
+      return chain_->defer([call, args...]() mutable { return call(args...); });
     }
     chain_->before_inner();
-    WorkPtr work = (*inner_.*method)(args...);
+    WorkPtr work = call(args...);
     chain_->after_inner(work);
     return work;
   }

@@ -18,9 +18,9 @@ struct CallFacts {
 
 // What the vote agreed on for a group.
 struct Policy {
-  std::string refusal;         // why the group has no transport; empty when it has one
-  uint64_t min_bytes = 0;      // total output bytes from which a call may go direct
-  uint64_t min_mean_bytes = 0; // the same for the mean over the tensors of a coalesced call
+  std::string refusal;          // why the group has no transport; empty when it has one
+  uint64_t min_bytes = 0;       // total output bytes from which a call may go direct
+  uint64_t min_mean_bytes = 0;  // the same for the mean over the tensors of a coalesced call
 };
 
 // Why the call goes to the inner without taking a number; empty when it may go direct.

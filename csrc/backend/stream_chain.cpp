@@ -45,9 +45,14 @@ class StreamChain final : public Chain {
     inner_stream_.reset();
     if (const WorkPtr before = inner_work_.lock()) {
       // Through its future, because Work::wait() would let go of tensors that the caller's stream
-      // is not yet ordered behind.
-      const StreamGuard on_queue(guard_, queue_stream(*queue_, caller.device()));
-      before->getFuture()->wait();
+      // is not yet ordered behind. And on a stream of torch's: the allocator remembers the streams
+      // that futures are waited for on, longer than the queue's lives.
+      const c10::Stream bridge = pooled_stream(guard_, *device_);
+      {
+        const StreamGuard on_bridge(guard_, bridge);
+        before->getFuture()->wait();
+      }
+      queue_->follow(bridge.native_handle());
     }
     inner_work_ = c10::weak_intrusive_ptr<c10d::Work>(WorkPtr());
     direct_is_last_ = true;
@@ -67,8 +72,8 @@ class StreamChain final : public Chain {
     kept->end = queue_->mark();
     kept->gather = gather;
     kept_.push_back(kept);
-    WorkPtr work = c10::make_intrusive<StreamWork>(
-        gather->type, kept, queue_stream(*queue_, gather->device()), gather->outputs());
+    WorkPtr work =
+        c10::make_intrusive<StreamWork>(gather->type, kept, gather->device(), gather->outputs());
     if (pending.empty()) return work;
     pending.push_back(std::move(work));
     return c10::make_intrusive<JointWork>(std::move(pending));
@@ -77,17 +82,6 @@ class StreamChain final : public Chain {
   void stop(const std::function<void()>&) override { kept_.clear(); }
 
  private:
-  class StreamGuard {
-   public:
-    StreamGuard(const c10::impl::VirtualGuardImpl& guard, c10::Stream stream)
-        : guard_(guard), before_(guard.exchangeStream(stream)) {}
-    ~StreamGuard() { guard_.exchangeStream(before_); }
-
-   private:
-    const c10::impl::VirtualGuardImpl& guard_;
-    c10::Stream before_;
-  };
-
   // Drops the tensors of asynchronous gathers that have ended and that nobody waited for.
   void reap() {
     while (!kept_.empty() && (!kept_.front()->gather || kept_.front()->end->passed())) {
@@ -96,7 +90,7 @@ class StreamChain final : public Chain {
   }
 
   const c10::impl::VirtualGuardImpl guard_;
-  Queue* queue_ = nullptr;  // the transport's, once it has carried something
+  Queue* queue_ = nullptr;             // the transport's, once it has carried something
   std::optional<c10::Device> device_;  // of the last gather
   bool direct_is_last_ = false;
   std::optional<c10::Stream> inner_stream_;

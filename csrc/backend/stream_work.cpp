@@ -1,20 +1,17 @@
 #include "backend/stream_work.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
-
 #include <thread>
 #include <utility>
 
 namespace pg_sdma {
 
-c10::Stream queue_stream(const Queue& queue, c10::Device device) {
-  return c10::Stream(c10::Stream::UNSAFE, device,
-                     reinterpret_cast<c10::StreamId>(queue.native()));
+c10::Stream pooled_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device device) {
+  return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-StreamWork::StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Stream stream,
+StreamWork::StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Device device,
                        Tensors outputs)
-    : Work(-1, type), kept_(std::move(kept)), stream_(stream), outputs_(std::move(outputs)) {}
+    : Work(-1, type), kept_(std::move(kept)), device_(device), outputs_(std::move(outputs)) {}
 
 bool StreamWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
@@ -36,13 +33,13 @@ void StreamWork::synchronize() {
 c10::intrusive_ptr<c10::ivalue::Future> StreamWork::getFuture() {
   if (!future_) {
     future_ = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream_.device()});
+        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
     // A future is complete once its work is enqueued: it records an event on the current stream
     // and orders whoever waits for it behind that.
-    const c10::impl::VirtualGuardImpl guard(stream_.device_type());
-    const c10::Stream before = guard.exchangeStream(stream_);
+    const c10::impl::VirtualGuardImpl guard(device_.type());
+    const StreamGuard on_pooled(guard, pooled_stream(guard, device_));
+    kept_->end->caller_follows();
     future_->markCompleted(c10::IValue(outputs_));
-    guard.exchangeStream(before);
   }
   return future_;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
@@ -11,8 +12,20 @@
 
 namespace pg_sdma {
 
-// A queue's stream as torch knows streams that it did not make: by the driver's handle.
-c10::Stream queue_stream(const Queue& queue, c10::Device device);
+// One of torch's own streams, for work that torch must be able to remember.
+c10::Stream pooled_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device device);
+
+// Makes a stream the calling thread's current one, for a while.
+class StreamGuard {
+ public:
+  StreamGuard(const c10::impl::VirtualGuardImpl& guard, c10::Stream stream)
+      : guard_(guard), before_(guard.exchangeStream(stream)) {}
+  ~StreamGuard() { guard_.exchangeStream(before_); }
+
+ private:
+  const c10::impl::VirtualGuardImpl& guard_;
+  const c10::Stream before_;
+};
 
 class StreamWork final : public c10d::Work {
  public:
@@ -22,7 +35,7 @@ class StreamWork final : public c10d::Work {
     std::shared_ptr<Gather> gather;
   };
 
-  StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Stream stream, Tensors outputs);
+  StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Device device, Tensors outputs);
 
   bool isCompleted() override { return kept_->end->passed(); }
   bool isSuccess() const override { return true; }
@@ -36,7 +49,7 @@ class StreamWork final : public c10d::Work {
 
  private:
   std::shared_ptr<Kept> kept_;
-  c10::Stream stream_;
+  const c10::Device device_;
   Tensors outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };

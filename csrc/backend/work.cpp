@@ -9,9 +9,10 @@ thread_local HostWork::Keeper keeper_of_worker;
 
 HostWork::HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body)
     : Work(-1, type),
-      kept_{std::move(body), std::move(outputs),
-            c10::make_intrusive<c10::ivalue::Future>(
-                c10::ListType::create(c10::TensorType::get()))} {}
+      kept_{
+          std::move(body), std::move(outputs),
+          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))} {
+}
 
 HostWork::~HostWork() {
   if (keeper_of_worker) keeper_of_worker(std::move(kept_));

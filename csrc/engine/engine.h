@@ -100,8 +100,6 @@ class Queue {
   virtual void run(const Program& program, Waiter& waiter) = 0;
   // The caller's current stream continues only after the programs run so far.
   virtual void caller_follows() = 0;
-  // The stream behind the queue as its driver knows it; null for the host engine.
-  virtual void* native() const = 0;
   // Later programs start after all that `stream`, another of this device's streams, holds now.
   virtual void follow(void* stream) = 0;
   // A marker of the programs run so far, for an asynchronous Work.

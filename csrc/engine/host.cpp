@@ -99,7 +99,6 @@ class HostQueue final : public Queue {
  public:
   void follow_caller() override {}
   void caller_follows() override {}
-  void* native() const override { return nullptr; }
   void follow(void*) override {}
 
   void run(const Program& program, Waiter& waiter) override {

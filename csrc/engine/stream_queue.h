@@ -24,7 +24,6 @@ class StreamQueue final : public Queue {
   void follow(void* stream) override;
   void run(const Program& program, Waiter& waiter) override;
   void caller_follows() override;
-  void* native() const override { return stream_; }
   std::shared_ptr<Marker> mark() override;
 
  private:
