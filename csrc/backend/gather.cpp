@@ -75,8 +75,7 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
       inputs_(std::move(inputs)),
       options_(options) {
   call.operation = name();
-  call.dtype =
-      inputs_.empty() || !inputs_[0].defined() ? "no" : c10::toString(inputs_[0].scalar_type());
+  call.dtype = dtypes(inputs_);
   facts.tensors = static_cast<uint32_t>(inputs_.size());
   // Where the arguments are bad, too, this is the size that the peers most likely see: the static
   // rule has to decide as theirs does.
