@@ -61,6 +61,14 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
   return c10::make_intrusive<SdmaBackend>(std::move(group), by_device);
 }
 
+// The static rule, for its test.
+std::string refusal(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
+                    bool capturing, const std::string& why_no_transport, uint64_t min_bytes,
+                    uint64_t min_mean_bytes) {
+  return static_refusal({output_bytes, tensors, even, coalescing, capturing},
+                        {why_no_transport, min_bytes, min_mean_bytes});
+}
+
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
 // `options` or `register_mem_pool`. Python asks here only when the ordinary lookup found nothing.
 py::object inner_attribute(const SdmaBackend& self, const std::string& name) {
@@ -92,6 +100,11 @@ PYBIND11_MODULE(_C, module) {
         });
       },
       py::arg("log"));
+
+  module.def("_static_refusal", &refusal, py::kw_only(), py::arg("output_bytes"),
+             py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
+             py::arg("capturing") = false, py::arg("why_no_transport") = "",
+             py::arg("min_bytes") = 0, py::arg("min_mean_bytes") = 0);
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

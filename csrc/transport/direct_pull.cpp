@@ -365,8 +365,7 @@ void DirectPull::check_peers() {
     const bool departed = page_.departed(rank);
     if (rank == options_.rank || (!departed && !peers_->gone(rank))) continue;
     // Read after its departure: what it did before that counts.
-    const bool needed =
-        page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
+    const bool needed = page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
     if (!needed) continue;
     fail("rank " + std::to_string(options_.rank) + ": operation " + std::to_string(number_) +
          " of group " + options_.group + " waits for rank " + std::to_string(rank) +

@@ -151,11 +151,10 @@ std::vector<std::string> Rendezvous::collect(const std::string& step,
     values.push_back(std::move(value).value_or(""));
   }
   if (!missing.empty()) {
-    throw std::runtime_error("rank " + std::to_string(options_.rank) +
-                             ": the first all-gather of group " + options_.group + " waited " +
-                             std::to_string(timeout.count()) + " ms in vain for " + missing +
-                             " to make it (step " + step +
-                             " of the vote). Look for that rank's error.");
+    throw std::runtime_error(
+        "rank " + std::to_string(options_.rank) + ": the first all-gather of group " +
+        options_.group + " waited " + std::to_string(timeout.count()) + " ms in vain for " +
+        missing + " to make it (step " + step + " of the vote). Look for that rank's error.");
   }
   return values;
 }

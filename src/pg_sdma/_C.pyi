@@ -12,6 +12,19 @@ torch_version: str
 def set_log(log: Callable[[str], object]) -> None:
     """Sets who gets the lines that groups log. Called from any thread."""
 
+def _static_refusal(
+    *,
+    output_bytes: int,
+    tensors: int = 1,
+    even: bool = True,
+    coalescing: bool = False,
+    capturing: bool = False,
+    why_no_transport: str = "",
+    min_bytes: int = 0,
+    min_mean_bytes: int = 0,
+) -> str:
+    """Why a call goes to the inner unnumbered; empty when it may go direct."""
+
 @final
 class SdmaBackend(Backend):
     """A c10d backend around one inner backend for each device type.
