@@ -123,9 +123,9 @@ class Settings:
     )
     transport: str = _variable(
         "PG_SDMA_TRANSPORT",
-        _choice("auto", "pull", "mori"),
-        "What carries the direct route: `pull` reads the peers' tensors where they lie, `mori` is "
-        "AMD's library. `auto` takes pull.",
+        _choice("auto", "pull"),
+        "What carries the direct route: `pull` reads the peers' tensors where they lie. `auto` "
+        "takes the best there is, which is pull.",
         default="auto",
         agreed=True,
     )
