@@ -24,7 +24,7 @@ def test_nothing_set_gives_the_defaults() -> None:
     [
         ("PG_SDMA", "off", "enabled", False),
         ("PG_SDMA", " on ", "enabled", True),
-        ("PG_SDMA_TRANSPORT", "mori", "transport", "mori"),
+        ("PG_SDMA_TRANSPORT", "pull", "transport", "pull"),
         ("PG_SDMA_INNER", "gloo", "inner", {"cuda": "gloo"}),
         ("PG_SDMA_INNER", "cpu=mpi, cuda=ucc", "inner", {"cpu": "mpi", "cuda": "ucc"}),
         ("PG_SDMA_MIN_BYTES", "0", "min_bytes", 0),
@@ -46,7 +46,7 @@ def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value
     ("name", "text", "allowed"),
     [
         ("PG_SDMA", "1", "`on` or `off`"),
-        ("PG_SDMA_TRANSPORT", "push", "`auto`, `pull` or `mori`"),
+        ("PG_SDMA_TRANSPORT", "push", "`auto` or `pull`"),
         ("PG_SDMA_INNER", "sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "cuda=sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "tpu=gloo", "a backend for GPU tensors"),
