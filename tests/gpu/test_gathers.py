@@ -19,7 +19,10 @@ SEED = 1
 POINT_TO_POINT = re.compile("send|recv|point_to_point")
 # gloo crashes on coalesced all-gathers of CUDA tensors (pytorch issue 152645). Functional
 # collectives and DTensor make them: ours go direct, and are compared with gloo's on the CPU.
-COALESCED = re.compile("functional_.*all_gather|functional_autograd-reduce_scatter|dtensor|coalescing_manager.*all_gather")
+COALESCED = re.compile(
+    "functional_.*all_gather|functional_autograd-reduce_scatter|dtensor"
+    "|coalescing_manager.*all_gather"
+)
 LEFT_TO_INNER = re.compile("all_gather_coalesced")
 # NCCL and gloo refuse different ones of these; ours raises at all of them.
 BAD_ARGUMENTS = re.compile("all_gather_with_a_wrong|all_gather_into_(tensor_of_)?a_transpose")
