@@ -50,7 +50,7 @@ class StreamChain final : public Chain {
       const c10::Stream bridge = pooled_stream(guard_, *device_);
       {
         const StreamGuard on_bridge(guard_, bridge);
-        before->getFuture()->wait();
+        follow(*before);
       }
       queue_->follow(bridge.native_handle());
     }
@@ -82,6 +82,19 @@ class StreamChain final : public Chain {
   void stop(const std::function<void()>&) override { kept_.clear(); }
 
  private:
+  // Orders the current stream behind an inner's collective. Its failure is told by its own Work.
+  static void follow(c10d::Work& work) {
+    try {
+      work.getFuture()->wait();
+    } catch (const c10::Error&) {
+      // Some of gloo's Works have no future.
+      try {
+        work.wait();
+      } catch (const std::exception&) {
+      }
+    }
+  }
+
   // Drops the tensors of asynchronous gathers that have ended and that nobody waited for.
   void reap() {
     while (!kept_.empty() && (!kept_.front()->gather || kept_.front()->end->passed())) {
