@@ -1,6 +1,8 @@
-"""Rows of the table: point-to-point calls, coalescing forms, objects."""
+"""Rows of the table: point-to-point calls, coalescing forms, objects, what waits its turn."""
 
 from __future__ import annotations
+
+import time
 
 import torch
 import torch.distributed as dist
@@ -98,3 +100,44 @@ def object_lists_point_to_point():
     elif here()[0] == 1:
         dist.recv_object_list(received, src=0)
     return received
+
+
+@row(waited=[False, True])
+def all_gather_behind_a_reduce_scatter(async_op, waited):
+    size = here()[1]
+    scattered, gathered = empty(3), empty(size * 2)
+    first = dist.reduce_scatter_tensor(scattered, random(size * 3), async_op=True)
+    if waited:
+        done(first)
+        scattered.fill_(5)  # to stay, though `first` is still held
+    done(dist.all_gather_into_tensor(gathered, random(2), async_op=async_op))
+    if not waited:
+        done(first)
+    return scattered, gathered
+
+
+BEHIND = {
+    "all_reduce": lambda x, y, **options: dist.all_reduce(y, **options),
+    "broadcast": lambda x, y, **options: dist.broadcast(y, 0, **options),
+    "all_gather": lambda x, y, **options: dist.all_gather(list(y.chunk(here()[1])), x, **options),
+    "reduce_scatter": lambda x, y, **options: dist.reduce_scatter_tensor(x, y, **options),
+    "all_to_all": lambda x, y, **options: dist.all_to_all_single(y, y.clone(), **options),
+    "scatter": lambda x, y, **options: dist.scatter(
+        x, list(y.chunk(here()[1])) if here()[0] == 0 else None, **options
+    ),
+    "barrier": lambda x, y, **options: dist.barrier(**options),
+    "broken": lambda x, y, **options: dist.reduce_scatter_tensor(x, y[1:], **options),
+}
+
+
+@row(call=list(BEHIND))
+def behind_a_pending_all_gather(async_op, call):
+    """Rank 0 comes late, so the others have an all-gather pending when they make the call."""
+    rank, size = here()
+    x, y, gathered = random(4), random(size * 4), empty(size * 3)
+    if rank == 0:
+        time.sleep(0.05)
+    pending = dist.all_gather_into_tensor(gathered, random(3), async_op=True)
+    done(BEHIND[call](x, y, async_op=async_op))
+    done(pending)
+    return x, y, gathered
