@@ -230,11 +230,16 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
 
   // Step 3: bytes arrive.
   answer = {{"yes", ""}};
+  std::string wrong;
   try {
-    const std::string wrong = self_test(*transport);
-    if (!wrong.empty()) answer = {{"no", one_line(wrong)}};
+    wrong = self_test(*transport);
   } catch (const std::exception& error) {
-    answer = {{"no", one_line(error.what())}};
+    wrong = error.what();
+  }
+  if (!wrong.empty()) {
+    answer = {{"no", one_line(wrong)}};
+    // Peers may be waiting for this rank's part in the rest of the test.
+    transport->abort("rank " + std::to_string(options_.rank) + " failed its self-test: " + wrong);
   }
   post("tested", write_fields(answer));
   if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no, false};
