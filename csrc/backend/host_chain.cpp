@@ -185,8 +185,7 @@ class HostChain final : public Chain {
       tasks_.pop_front();
       running_ = true;
       lock.unlock();
-      task->run();
-      task.reset();
+      HostWork::run(std::move(task));
       lock.lock();
       running_ = false;
       idle_.notify_all();

@@ -20,7 +20,15 @@ HostWork::~HostWork() {
 
 void HostWork::keep_with(Keeper keeper) { keeper_of_worker = std::move(keeper); }
 
-void HostWork::run() {
+void HostWork::run(c10::intrusive_ptr<HostWork> work) {
+  const auto dropped = work->dropped_;
+  work->run_body();
+  work.reset();
+  dropped->test_and_set();
+  dropped->notify_all();
+}
+
+void HostWork::run_body() {
   std::exception_ptr error;
   try {
     if (const auto inner = kept_.body()) {
@@ -44,13 +52,15 @@ void HostWork::run() {
 bool HostWork::wait(std::chrono::milliseconds timeout) {
   struct AtEnd {
     HostWork& work;
-    ~AtEnd() { work.drop_body(); }
+    ~AtEnd() { work.let_go(); }
   } at_end{*this};
   return Work::wait(timeout);
 }
 
-void HostWork::drop_body() {
-  if (!isCompleted() || keeper_of_worker) return;  // in use, or not for this thread to drop
+void HostWork::let_go() {
+  // Not while it is in use, nor on the worker itself, in a callback of the future's.
+  if (!isCompleted() || keeper_of_worker) return;
+  dropped_->wait(false);
   Body body;
   std::lock_guard<std::mutex> lock(body_mutex_);
   body.swap(kept_.body);

@@ -3,7 +3,9 @@
 
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <atomic>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -31,19 +33,22 @@ class HostWork final : public c10d::Work {
 
   // Makes the calling thread a worker.
   static void keep_with(Keeper keeper);
-  // Called once, by the worker. Whatever the body throws is the Work's outcome.
-  void run();
+  // Called once, by the worker, which lets go of `work`. Whatever the body throws is the outcome.
+  static void run(c10::intrusive_ptr<HostWork> work);
 
-  // Lets go of the inputs at the end, too.
+  // On return nothing but the caller's own references holds tensors.
   bool wait(std::chrono::milliseconds timeout) override;
   std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
-  void drop_body();
+  void run_body();
+  void let_go();
 
   Kept kept_;
   std::mutex body_mutex_;
+  // Set once the worker has dropped its reference.
+  const std::shared_ptr<std::atomic_flag> dropped_ = std::make_shared<std::atomic_flag>();
 };
 
 }  // namespace pg_sdma
