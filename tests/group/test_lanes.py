@@ -6,13 +6,14 @@ torch's FakeProcessGroup, which works without a GPU, plays the accelerator's inn
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from harness import new_store, run_ranks
-from torch._C._distributed_c10d import FakeProcessGroup
+from torch._C._distributed_c10d import AllgatherOptions, FakeProcessGroup
 
 from pg_sdma import _extension
 
@@ -63,26 +64,51 @@ def test_names_of_the_inner_fall_through():
         _ = backend.no_such_name
 
 
-def receive_beside_coalescing():
-    """Rank 0 coalesces on its accelerator lane and receives into a cpu tensor meanwhile."""
+def gather_beside_coalescing():
+    """The accelerator's lane coalesces while the cpu's is given an all-gather and a message.
+
+    Rank 1 joins when rank 0 waits for the Work of it all, which thus cannot be complete before.
+    """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = new_store()
     backend = make(rank, size, {"cpu": gloo(rank, size, store), "cuda": fake(rank, size)}, store)
-    x = torch.zeros(3)
-    if rank == 0:
-        backend._start_coalescing()
-        backend.recv([x], 1, 0)
-        work = backend._end_coalescing()
-        store.set("coalesced", "")
-        work.wait()
-    else:
+    x, gathered = torch.full((3,), 5.0 * rank), [torch.zeros(3), torch.zeros(3)]
+    if rank == 1:
         store.wait(["coalesced"])
-        backend.send([x + 5], 0, 0).wait()
-    return x.tolist()
+    backend._start_coalescing()
+    backend.allgather([gathered], [torch.full((3,), rank + 1.0)], AllgatherOptions())
+    backend.send([x], 0, 0) if rank else backend.recv([x], 1, 0)
+    work = backend._end_coalescing()
+    store.set("coalesced", "")
+    work.wait()
+    return x.tolist(), torch.cat(gathered).tolist()
 
 
 def test_a_coalesced_work_waits_for_every_lane():
-    assert run_ranks(2, receive_beside_coalescing, backend=None)[0] == [5.0, 5.0, 5.0]
+    results = run_ranks(2, gather_beside_coalescing, backend=None)
+    assert results == [([5.0] * 3, [1.0] * 3 + [2.0] * 3)] * 2
+
+
+def barrier_behind_pending_operations():
+    """Rank 0 comes late to an all-gather, so rank 1 has an all-reduce pending behind it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    output, x = torch.zeros(size), torch.ones(1)
+    if rank == 0:
+        time.sleep(0.3)
+    works = [dist.all_gather_into_tensor(output, torch.full((1,), 1.0 + rank), async_op=True)]
+    works.append(dist.all_reduce(x, async_op=True))
+    if rank == 0:
+        for work in works:
+            work.wait()
+    dist.group.WORLD.monitored_barrier(TIMEOUT)
+    for work in works:
+        work.wait()
+    return output.tolist(), x.item()
+
+
+def test_a_monitored_barrier_takes_its_turn():
+    results = run_ranks(2, barrier_behind_pending_operations, timeout=20.0)
+    assert results == [([1.0, 2.0], 2.0)] * 2
 
 
 def split_and_name():
