@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from suite import Suite
 
 
 @pytest.fixture(scope="module")
-def suite(request: pytest.FixtureRequest) -> Iterator[Suite]:
-    suite = Suite(request.param)
-    yield suite
+def suite_with() -> Iterator[Callable[[int], Suite]]:
+    """`suite_with(size)`: torch's tests with that many ranks, until another size is asked for."""
+    suite = Suite(0)
+
+    def get(size: int) -> Suite:
+        nonlocal suite
+        if suite.size != size:
+            suite.close()
+            suite = Suite(size)
+        return suite
+
+    yield get
     suite.close()
 
 

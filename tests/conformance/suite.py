@@ -67,10 +67,10 @@ class Worker:
     only.
     """
 
-    def __init__(self, backend: str, size: int, creates: str | None = None) -> None:
+    def __init__(self, backend: str, size: int, creates: str) -> None:
         self._pipe, there = multiprocessing.Pipe()
         self._process = multiprocessing.get_context("spawn").Process(
-            target=_serve, args=(there, backend, size, creates or backend)
+            target=_serve, args=(there, backend, size, creates)
         )
         self._process.start()
         there.close()

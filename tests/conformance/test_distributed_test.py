@@ -1,7 +1,7 @@
 """torch's own DistributedTest, which comes with torch, on sdma groups of CPU tensors.
 
-What passes on gloo must pass on sdma, but for what EXCEPTIONS in cases.py names. That must fail, and
-in the way it says, so that the list never outlives its reasons.
+What passes on gloo must pass on sdma, but for what EXCEPTIONS in cases.py names. That must fail,
+and in the way it says, so that the list never outlives its reasons.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from suite import TIMEOUT_SECONDS, Suite
 DOCUMENT = Path(__file__).parents[2] / "docs" / "conformance.md"
 
 
-@pytest.mark.parametrize(("suite", "name"), [(3, name) for name in SHORT], indirect=["suite"])
-def test_passes_on_sdma(suite: Suite, name: str) -> None:
-    outcome, _ = suite.on_sdma(name)
+@pytest.mark.parametrize("name", SHORT)
+def test_passes_on_sdma(suite_with: Callable[[int], Suite], name: str) -> None:
+    outcome, _ = suite_with(3).on_sdma(name)
     assert outcome.status == "passed", outcome.text
 
 
@@ -30,11 +30,15 @@ EVERY_TEST += [(size, name) for size, names in LARGER.items() for name in names]
 
 @pytest.mark.nightly
 @pytest.mark.timeout(4 * TIMEOUT_SECONDS)
-@pytest.mark.parametrize(("suite", "name"), EVERY_TEST, indirect=["suite"])
+@pytest.mark.parametrize(("size", "name"), EVERY_TEST)
 def test_passes_as_on_gloo(
-    suite: Suite, name: str, record_property: Callable[[str, Any], None]
+    suite_with: Callable[[int], Suite],
+    size: int,
+    name: str,
+    record_property: Callable[[str, Any], None],
 ) -> None:
-    record_property("ranks", suite.size)
+    suite = suite_with(size)
+    record_property("ranks", size)
     on_gloo = suite.on_gloo(name)
     record_property("skipped on gloo", on_gloo.status == "skipped")
     if on_gloo.status == "skipped":

@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -30,20 +31,8 @@ def _flags() -> list[str]:
     return [*flags, "-O1", "-g", "-fno-omit-frame-pointer"]
 
 
-def build(program: str, library: Sequence[str] = ()) -> Path:
-    """Compiles tests/cpp/<program>.cpp and the `library` files of csrc, where that is not done yet.
-
-    Skips the test where there is no compiler.
-    """
-    if not shutil.which(COMPILER):
-        pytest.skip(f"no {COMPILER} here")
-    sources = [ROOT / "tests/cpp" / f"{program}.cpp", *(ROOT / "csrc" / name for name in library)]
-    command = [COMPILER, *_flags(), *map(str, sources)]
-    digest = hashlib.sha256(repr(command).encode())
-    headers = [*(ROOT / "tests/cpp").glob("*.h"), *(ROOT / "csrc").glob("*/*.h")]
-    for file in [*sources, *sorted(headers)]:
-        digest.update(file.read_bytes())
-    target = ROOT / "build" / "cpp" / f"{program}-{digest.hexdigest()[:16]}"
+def _once(target: Path, command: list[str]) -> Path:
+    """Runs `command` to make `target`, whose name tells its content, where it is not there yet."""
     if not target.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
         partial = target.with_suffix(f".{os.getpid()}")
@@ -51,6 +40,32 @@ def build(program: str, library: Sequence[str] = ()) -> Path:
         assert done.returncode == 0, done.stderr
         partial.rename(target)
     return target
+
+
+def build(program: str, library: Sequence[str] = ()) -> Path:
+    """Compiles tests/cpp/<program>.cpp and the `library` files of csrc, where that is not done yet.
+
+    Skips the test where there is no compiler.
+    """
+    if not shutil.which(COMPILER):
+        pytest.skip(f"no {COMPILER} here")
+    compile_one = [COMPILER, *_flags()]
+    headers = sorted([*(ROOT / "tests/cpp").glob("*.h"), *(ROOT / "csrc").glob("*/*.h")])
+    common = hashlib.sha256(repr(compile_one).encode())
+    for header in headers:
+        common.update(header.read_bytes())
+
+    def compiled(source: Path) -> Path:
+        digest = common.copy()
+        digest.update(source.read_bytes())
+        target = ROOT / "build" / "cpp" / f"{source.stem}-{digest.hexdigest()[:16]}.o"
+        return _once(target, [*compile_one, "-c", str(source)])
+
+    sources = [ROOT / "tests/cpp" / f"{program}.cpp", *(ROOT / "csrc" / name for name in library)]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [str(file) for file in pool.map(compiled, sources)]
+    digest = hashlib.sha256(repr(objects).encode()).hexdigest()[:16]
+    return _once(ROOT / "build" / "cpp" / f"{program}-{digest}", [*compile_one, *objects])
 
 
 def run(program: Path, *arguments: object) -> subprocess.CompletedProcess[str]:

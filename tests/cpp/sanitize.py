@@ -1,0 +1,34 @@
+"""Runs the transport's tests on programs built with sanitizers; fails on any report.
+
+`address,undefined` finds bad memory accesses, leaks and undefined behaviour; `thread` finds data
+races, for which the tests also run ranks as threads over one mapping of the control page. The
+sanitizers heed ASAN_OPTIONS, UBSAN_OPTIONS and TSAN_OPTIONS; arguments go to pytest. Needs g++ with
+its sanitizer libraries, which Debian's g++ brings along, and no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SANITIZERS = ("address,undefined", "thread")
+
+
+def main(arguments: list[str]) -> int:
+    failed = []
+    for sanitizer in SANITIZERS:
+        print(f"== {sanitizer}", flush=True)
+        pytest = [sys.executable, "-m", "pytest", "tests/unit/test_transport.py", *arguments]
+        environment = {**os.environ, "PG_SDMA_TEST_SANITIZE": sanitizer}
+        if subprocess.run(pytest, cwd=ROOT, env=environment).returncode != 0:
+            failed.append(sanitizer)
+    if failed:
+        print(f"failed with: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

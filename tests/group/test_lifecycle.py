@@ -1,0 +1,476 @@
+"""How groups end: by ranks that die, stall, abort, leave or fork. And what is left of a group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import RanksFailed, init_group, run_ranks
+
+RANKS = 3
+
+
+def gather(group=None, async_op=False):
+    """One gather of the rank numbers: its Work if asynchronous, else what arrived."""
+    world = dist.get_world_size(group)
+    output = torch.full((world,), -1.0)
+    input = torch.tensor([float(dist.get_rank(group))])
+    work = dist.all_gather_into_tensor(output, input, group, async_op=async_op)
+    return (work, output) if async_op else output.tolist()
+
+
+def raised(function, *args, kind=dist.DistBackendError):
+    """The message of the exception of type `kind` that the call has to raise."""
+    with pytest.raises(kind) as error:
+        function(*args)
+    assert type(error.value) is kind
+    return str(error.value)
+
+
+def run(function, *args, world=RANKS, **options):
+    return run_ranks(world, function, *args, **options)
+
+
+# -- ranks that die
+#
+# The group's timeout is half an hour here: who raises in the seconds that the harness gives has
+# noticed the death itself.
+
+
+def lose_rank_2(phase):
+    rank = dist.get_rank()
+    gather()
+    if rank == 2:
+        time.sleep(0.2)  # so that the others wait already
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1 and phase == "while another is late":
+        time.sleep(1.5)
+    if phase == "async":
+        work, _ = gather(async_op=True)
+        message = raised(work.wait)
+        assert work.is_completed() and not work.is_success()
+        assert raised(work.get_future().wait, kind=RuntimeError) == message
+    else:
+        message = raised(gather)
+    assert "waits for rank 2, whose process has ended" in message
+    assert "rank 2" in raised(gather)  # it stays broken
+
+
+@pytest.mark.parametrize("phase", ["sync", "async", "while another is late"])
+def test_the_death_of_a_rank_is_noticed_and_named(phase):
+    with pytest.raises(RanksFailed) as failure:
+        run(lose_rank_2, phase, world=4)
+    report = str(failure.value)
+    for rank in (0, 1, 3):
+        assert f"rank {rank}: passed" in report, report
+    assert "rank 2: died with exit code -9" in report
+
+
+def lose_a_rank_that_is_not_needed():
+    """One that dies after its last gather is not missed in what it had a part in."""
+    work, output = gather(async_op=True)
+    if dist.get_rank() == 2:
+        work.wait()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.3)
+    work.wait()
+    assert output.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_a_rank_that_dies_after_its_part_does_no_harm():
+    with pytest.raises(RanksFailed) as failure:
+        run(lose_a_rank_that_is_not_needed)
+    assert "rank 0: passed" in str(failure.value) and "rank 1: passed" in str(failure.value)
+
+
+# -- ranks that stall
+
+
+def stall(async_op):
+    init_group("cpu:sdma", timeout=timedelta(seconds=1))
+    gather()
+    if dist.get_rank() == 1:
+        time.sleep(2.5)
+    elif async_op:
+        work, _ = gather(async_op=True)
+        return raised(work.wait)
+    return raised(gather)  # on the late rank, too
+
+
+@pytest.mark.parametrize("async_op", [False, True])
+def test_a_missing_rank_is_named_after_the_groups_timeout(async_op):
+    for message in run(stall, async_op, backend=None):
+        assert "timed out after 1000 ms: rank 1 has not made this call" in message
+        assert "all_gather_into_tensor (operation " in message
+
+
+def stall_longer_than_set():
+    """set_timeout, and the timeout of one call."""
+    c10d = dist.distributed_c10d
+    gather()
+    dist.barrier()
+    group = dist.new_group()
+    gather(group)
+    options = c10d.AllgatherOptions()
+    options.asyncOp = False
+    options.timeout = timedelta(milliseconds=300)
+    if dist.get_rank() == 1:
+        time.sleep(1)
+    output, input = torch.empty(RANKS), torch.ones(1)
+    of_call = raised(group._allgather_base, output, input, options)
+    c10d._set_pg_timeout(timedelta(milliseconds=400))
+    if dist.get_rank() == 1:
+        time.sleep(1)
+    return of_call, raised(gather)
+
+
+def test_timeouts_of_one_call_and_set_later():
+    for of_call, of_group in run(stall_longer_than_set):
+        assert "timed out after 300 ms: rank 1" in of_call
+        assert "timed out after 400 ms: rank 1" in of_group
+
+
+# -- abort
+
+
+def abort_while_waiting(how):
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    gather()
+    messages = []
+    if rank == 1:
+        time.sleep(0.3)
+        dist.distributed_c10d._abort_process_group()
+    elif rank == 2 and how == "all three":
+        # Aborted by another of this process's threads, and by a peer.
+        timer = threading.Timer(0.3, dist.distributed_c10d._abort_process_group)
+        timer.start()
+    if rank != 1:
+        messages.append(raised(gather, group))
+    output, input = torch.empty(RANKS), torch.ones(1)
+    messages.append(raised(lambda: group._allgather_base(output, input)))
+    if rank == 2 and how == "all three":
+        timer.join()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    init_group("cpu:sdma")
+    return messages, gather()
+
+
+@pytest.mark.parametrize("how", ["rank 1", "all three"])
+def test_abort_releases_all_ranks_and_a_new_group_works(how):
+    for messages, again in run(abort_while_waiting, how, backend=None if False else "cpu:sdma"):
+        for message in messages:
+            assert " aborted group " in message
+        assert again == [0.0, 1.0, 2.0]
+
+
+def abort_during_the_vote():
+    if dist.get_rank() == 1:
+        time.sleep(1)
+        return None
+    timer = threading.Timer(0.3, dist.group.WORLD.abort)
+    timer.start()
+    return raised(gather)
+
+
+def test_abort_ends_the_vote():
+    messages = run(abort_during_the_vote)
+    assert messages[1] is None
+    for rank in (0, 2):
+        assert f"rank {rank} aborted group" in messages[rank]
+
+
+# -- destroy
+
+
+def destroy_with_pending_works():
+    gather()
+    if dist.get_rank() == 0:
+        x = torch.ones(4)
+        works = [gather(async_op=True)[0] for _ in range(3)]
+        works.append(dist.all_reduce(x, async_op=True))  # put off behind them
+        dist.destroy_process_group()
+        return [raised(work.wait) for work in works]
+    time.sleep(0.5)
+    return None
+
+
+def test_destroy_with_pending_works_ends_and_fails_them():
+    for message in run(destroy_with_pending_works, timeout=10)[0]:
+        assert "rank 0 destroyed group" in message and "with operations pending" in message
+
+
+def destroy_behind_the_inner(backend):
+    """What is pending waits for an operation of gloo, which nothing can call back."""
+    init_group(backend, timeout=timedelta(seconds=5))
+    gather()
+    if dist.get_rank() == 0:
+        works = [dist.all_reduce(torch.ones(4), async_op=True)]
+        if backend == "cpu:sdma":
+            works.append(gather(async_op=True)[0])
+        group = dist.group.WORLD
+        group.shutdown()
+        return raised(works[-1].wait) if backend == "cpu:sdma" else None
+    time.sleep(3)
+    return None
+
+
+def test_destroy_while_the_inner_blocks():
+    message, *_ = run(destroy_behind_the_inner, "cpu:sdma", backend=None, timeout=20)
+    assert "rank 0 destroyed group" in message
+
+
+def destroy_from_another_thread():
+    group = dist.new_group()
+    gather(group)
+    messages = []
+    if dist.get_rank() == 0:
+        thread = threading.Thread(target=lambda: messages.append(raised(gather, group)))
+        thread.start()
+        time.sleep(0.3)
+        group.shutdown()
+        thread.join()
+    dist.barrier()
+    return messages, gather()
+
+
+def test_destroy_fails_a_call_that_waits_in_another_thread():
+    results = run(destroy_from_another_thread, timeout=10)
+    [message] = results[0][0]
+    assert "rank 0 destroyed group" in message
+    assert [again for _, again in results] == [[0.0, 1.0, 2.0]] * RANKS
+
+
+def leave_early():
+    gather()
+    if dist.get_rank() == 2:
+        dist.destroy_process_group()
+        return None
+    return raised(gather)
+
+
+def test_a_rank_that_has_destroyed_the_group_is_named():
+    for message in run(leave_early)[:2]:
+        assert "waits for rank 2, which has destroyed the group" in message
+
+
+# -- what is left
+
+
+def belongings():
+    """Descriptors, threads and shared memory of this process."""
+    return {
+        "descriptors": sorted(os.readlink(f"/proc/self/fd/{fd}") for fd in descriptors()),
+        "threads": len(os.listdir("/proc/self/task")),
+        "maps": sum("pg_sdma" in line for line in Path("/proc/self/maps").open()),
+        "/dev/shm": sorted(os.listdir("/dev/shm")),
+    }
+
+
+def descriptors():
+    own = [int(fd) for fd in os.listdir("/proc/self/fd")]
+    return [fd for fd in own if os.path.exists(f"/proc/self/fd/{fd}")]
+
+
+def make_groups(rounds):
+    """`rounds` times a few groups, used and destroyed. What this process has after each."""
+    seen = []
+    for _ in range(rounds):
+        groups = [dist.new_group() for _ in range(4)]
+        for group in groups:
+            gather(group)
+            work, _ = gather(group, async_op=True)
+            work.wait()
+        dist.barrier()
+        for group in groups:
+            dist.destroy_process_group(group)
+        del group, groups, work
+        dist.barrier()
+        seen.append({name: len(x) if name == "descriptors" else x for name, x in all_counts()})
+    return seen
+
+
+def all_counts():
+    return belongings().items()
+
+
+def test_groups_leave_nothing_behind():
+    for seen in run(make_groups, 5):
+        # The first round may leave what torch keeps for good.
+        for name in ("descriptors", "threads", "maps"):
+            counts = [after[name] for after in seen[1:]]
+            assert len(set(counts)) == 1, (name, [after[name] for after in seen])
+
+
+def end_the_only_group():
+    before = belongings()
+    init_group("cpu:sdma")
+    gather()
+    gather(async_op=True)[0].wait()
+    during = belongings()
+    dist.destroy_process_group()
+    return before, during, belongings()
+
+
+def test_the_last_group_leaves_nothing_behind():
+    for before, during, after in run(end_the_only_group, backend=None):
+        assert during["maps"] > 0
+        assert during["/dev/shm"] == before["/dev/shm"] == after["/dev/shm"]
+        assert after["maps"] == 0
+        assert not any("pg_sdma" in name for name in after["descriptors"])
+        assert after["descriptors"].count("anon_inode:[pidfd]") == before["descriptors"].count(
+            "anon_inode:[pidfd]"
+        )
+
+
+# -- whole programs, to the end of the interpreter
+
+PRELUDE = """
+import os, signal, sys, time
+from datetime import timedelta
+import torch
+import torch.distributed as dist
+import pg_sdma
+rank, world = int(sys.argv[1]), int(sys.argv[2])
+dist.init_process_group(
+    "cpu:sdma", store=dist.FileStore(sys.argv[3], world), rank=rank, world_size=world
+)
+input, output = torch.full((4,), float(rank)), torch.empty(4 * world)
+def gather(async_op=False):
+    return dist.all_gather_into_tensor(output, input, async_op=async_op)
+gather()
+gather(async_op=True).wait()  # starts the worker
+print("ready", flush=True)
+"""
+
+
+class Programs:
+    """Two ranks that run PRELUDE and `body`, in interpreters of their own."""
+
+    def __init__(self, folder, body):
+        code = PRELUDE + textwrap.dedent(body)
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", code, str(rank), "2", str(folder / "store")],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(2)
+        ]
+
+    def wait(self):
+        """[(exit code, output, errors)] of the ranks; none may have ended by accident."""
+        try:
+            outputs = [process.communicate(timeout=60) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        for _, errors in outputs:
+            assert "terminate called" not in errors and "Fatal" not in errors, errors
+        codes = [process.returncode for process in self.processes]
+        return [(code, *output) for code, output in zip(codes, outputs, strict=True)]
+
+
+def test_exit_without_destroy(tmp_path):
+    for result in Programs(tmp_path, "work = gather(async_op=True); time.sleep(0.5)").wait():
+        assert result == (0, "ready\n", "")
+
+
+def test_exit_with_a_gather_pending(tmp_path):
+    body = """
+        if rank == 0:
+            work = gather(async_op=True)
+            sys.exit(3)
+        time.sleep(4)
+        gather()
+    """
+    (code, _, errors), (peers_code, _, peers_errors) = Programs(tmp_path, body).wait()
+    assert (code, errors) == (3, "")
+    assert peers_code == 1
+    assert "DistBackendError: rank 0 destroyed group" in peers_errors
+
+
+def test_exit_by_an_exception(tmp_path):
+    body = """
+        if rank == 0:
+            time.sleep(0.3)
+            raise ZeroDivisionError("on rank 0 alone")
+        gather()
+    """
+    (code, _, errors), (peers_code, _, peers_errors) = Programs(tmp_path, body).wait()
+    assert (code, peers_code) == (1, 1)
+    assert "ZeroDivisionError: on rank 0 alone" in errors
+    assert "DistBackendError: rank 1: operation " in peers_errors
+    assert " waits for rank 0, " in peers_errors
+
+
+def test_sigterm_ends_a_rank_that_waits(tmp_path):
+    programs = Programs(tmp_path, "time.sleep(60) if rank == 1 else gather()")
+    for process in programs.processes:
+        process.stdout.readline()
+    time.sleep(0.3)
+    for process in programs.processes:
+        process.terminate()
+    assert [code for code, _, _ in programs.wait()] == [-signal.SIGTERM] * 2
+
+
+def test_a_forked_child_can_neither_use_nor_harm_the_group(tmp_path):
+    body = """
+        def in_child(function):
+            pid = os.fork()
+            if pid:
+                return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            function()
+            sys.exit(0)  # with all destructors
+
+        def use():
+            signal.alarm(20)
+            for call in (
+                gather,
+                lambda: gather(async_op=True),
+                lambda: dist.all_reduce(input),
+                lambda: dist.send(input, 1 - rank),
+                lambda: dist.barrier(),
+            ):
+                try:
+                    call()
+                except RuntimeError as error:
+                    assert f"rank {rank}: group " in str(error), error
+                    assert "before this process was forked" in str(error), error
+                else:
+                    raise AssertionError("did not raise")
+
+        def end():
+            signal.alarm(20)
+            dist.distributed_c10d._abort_process_group()
+
+        def destroy():
+            signal.alarm(20)
+            dist.destroy_process_group()
+
+        print([in_child(function) for function in (use, end, destroy, lambda: None)])
+        pending = gather(async_op=True) if rank == 0 else None
+        print(in_child(use))  # while the worker and the group's locks are busy
+        if rank == 1:
+            gather()
+        else:
+            pending.wait()
+        print(output.tolist() == [0.0] * 4 + [1.0] * 4)
+        dist.barrier()
+        dist.destroy_process_group()
+    """
+    for result in Programs(tmp_path, body).wait():
+        assert result == (0, "ready\n[0, 0, 0, 0]\n0\nTrue\n", "")
