@@ -261,6 +261,8 @@ void DirectPull::carry(const Call& call) {
       watchdog_->watch(number_, call.operation, call.output_bytes(), Clock::now() + call.timeout);
     }
     queue_->run(program_, waiter);
+    // A rank that raises gives its input away, perhaps while this one was reading it.
+    if (!engine_->stream_ordered()) check_fault();
     sharing_.settle(number_, /*direct=*/true);
   } catch (const GroupFault&) {
     throw;
