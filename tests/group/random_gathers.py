@@ -19,7 +19,7 @@ import contextlib
 import datetime
 import math
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import pg_sdma
+
 DTYPES = [
-    getattr(torch, name)
-    for name in (
-        "bool uint8 int8 uint16 int16 uint32 int32 uint64 int64 float16 bfloat16 float32 float64 "
-        "complex32 complex64 complex128 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
-        "float8_e8m0fnu"
-    ).split()
+    *(torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32),
+    *(torch.uint64, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.complex32, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2),
+    *(torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu),
 ]
 FORMS = ("single", "list", "coalesced", "functional")
 BESIDE = ("all_reduce", "all_reduce async", "broadcast", "barrier", "send and receive")
@@ -223,8 +223,9 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> str:
 class Runner:
     """Runs cases on this rank. The default group is up, with an sdma backend for `device`."""
 
-    def __init__(self, seed: int, most_bytes: int, device: str) -> None:
+    def __init__(self, seed: int, most_bytes: int, device: str, spoiled: int = -1) -> None:
         self.seed = seed
+        self.spoiled = spoiled  # the case in which rank 0 sends a wrong byte
         self.most_bytes = most_bytes
         world, self.rank = dist.get_world_size(), dist.get_rank()
         self.device = torch.device(device)
@@ -243,18 +244,21 @@ class Runner:
         streams = [torch.cuda.Stream() for _ in range(3)] if device == "cuda" else []
         self.streams = [None, *streams]
 
-    def run(self, first: int, cases: int) -> int:
-        """Runs cases [first, first + cases). Returns how many of them this rank took part in."""
+    def run(self, first: int, cases: int) -> dict[str, int]:
+        """Runs cases [first, first + cases). Returns this rank's calls by route."""
         sizes = [len(ranks) for ranks in self.members]
-        mine = 0
         for number in range(first, first + cases):
             case = draw(self.seed, number, sizes, self.most_bytes)
             if self.rank in self.members[case.group]:
-                mine += 1
                 with self._stream(case):
                     self._run(case)
         self._complete(0)
-        return mine
+        routes: Counter[str] = Counter()
+        for group, ranks in zip(self.groups, self.members, strict=True):
+            if self.rank in ranks:
+                for by_route in pg_sdma.stats(group).values():
+                    routes.update({route: count["calls"] for route, count in by_route.items()})
+        return dict(routes)
 
     @contextlib.contextmanager
     def _stream(self, case: Case) -> Iterator[None]:
@@ -268,6 +272,8 @@ class Runner:
 
     def _run(self, case: Case) -> None:
         gather = self._gather(case)
+        if case.number == self.spoiled and self.rank == 0:
+            gather.inputs[0].view(torch.uint8)[:1].bitwise_not_()
         self._in_thread(case, gather.issue, self.groups[case.group])
         for name in case.beside:
             self._in_thread(case, self._beside, case, name)
@@ -337,8 +343,10 @@ class Runner:
             self._check(case, f"{name} beside it gave {x.tolist()}, expected {expected}")
 
 
-def run_cases(seed: int, first: int, cases: int, most_bytes: int, device: str) -> int:
-    return Runner(seed, most_bytes, device).run(first, cases)
+def run_cases(
+    seed: int, first: int, cases: int, most_bytes: int, device: str, spoiled: int = -1
+) -> dict[str, int]:
+    return Runner(seed, most_bytes, device, spoiled).run(first, cases)
 
 
 def main() -> None:
@@ -354,7 +362,7 @@ def main() -> None:
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for all cases")
     options = parser.parse_args()
     began = datetime.datetime.now()
-    mine = run_ranks(
+    routes = run_ranks(
         options.ranks,
         run_cases,
         options.seed,
@@ -366,7 +374,9 @@ def main() -> None:
         timeout=options.timeout,
     )
     seconds = (datetime.datetime.now() - began).total_seconds()
-    print(f"{options.ranks} ranks took part in {mine} all-gathers, all right, in {seconds:.0f} s")
+    print(f"{options.cases} cases on {options.ranks} ranks in {seconds:.0f} s, every byte right")
+    for rank, calls in enumerate(routes):
+        print(f"rank {rank}: {calls}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Bad arguments, and calls that do not fit together, raise on every rank and leave the group usable.
+"""Bad arguments and contradicting calls raise on every rank and leave the group usable.
 
 Also arguments that look bad and are not: what gloo gathers on CPU, this gathers alike.
 """
@@ -406,14 +406,16 @@ def gather_in_a_group_of_one():
         work = single(output, torch.arange(3.0), async_op)
         if work is not None:
             work.wait()
-        got.append((output.tolist(), raised(lambda on: single(output, torch.ones(4), on), async_op)))
+        bad = raised(lambda on, o=output: single(o, torch.ones(4), on), async_op)
+        got.append((output.tolist(), bad))
     dist.destroy_process_group()
     return got
 
 
 def test_a_group_of_one(ranks):
     [got] = ranks(1, None).run(gather_in_a_group_of_one)
-    for (output, (_, kind, message)), when in zip(got, ("call", "wait()"), strict=True):
+    for when, (output, bad) in zip(("call", "wait()"), got, strict=True):
         assert output == [0, 1, 2]
-        assert kind == "RuntimeError"
+        assert bad[:2] == (when, "RuntimeError")
+        message = bad[2]
         assert "Bad arguments on rank 0: all_gather_into_tensor: expected an output of 4" in message

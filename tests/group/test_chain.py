@@ -300,9 +300,9 @@ def use_a_work():
     seen = {}
     if rank == 1:
         seen["completed early"] = work.is_completed()
-        with pytest.raises(RuntimeError, match="Work::result\\(\\) needs a completed operation"):
+        with pytest.raises(RuntimeError, match=r"Work::result\(\) needs a completed operation"):
             work.result()
-        with pytest.raises(RuntimeError, match="[Tt]imed out"):
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
             work.wait(timedelta(milliseconds=20))
         dist.send(torch.ones(1), 0)
     future = work.get_future().then(lambda f: [t.sum().item() for t in f.value()])
