@@ -65,9 +65,10 @@ struct AllRules {
 // Page gives single shared-memory accesses:
 //   uint64_t verdict(slot); bool swap_verdict(slot, expected, desired);
 //   uint64_t record_number(rank, slot); CallSummary copy_record(rank, slot);
-//   void hide_record(rank, slot); void write_record(rank, slot); void show_record(rank, slot,
-//   number); uint64_t acknowledged(rank); void acknowledge(rank, number); uint64_t consumed(rank);
-//   void consume(rank, number);
+//   void hide_record(rank, slot); void write_record(rank, slot);
+//   void show_record(rank, slot, number);
+//   uint64_t acknowledged(rank); void acknowledge(rank, number);
+//   uint64_t consumed(rank); void consume(rank, number);
 template <class Page, class Rules = AllRules>
 class Agreement {
  public:
@@ -92,8 +93,7 @@ class Agreement {
     have_records_ = false;
     verdict_ = Verdict{};
     trouble_ = Outcome::kNone;
-    cursor_ = rank_;
-    note(own);
+    note(rank_, own);
     cursor_ = 0;
     state_ = State::kEnter;
   }
@@ -242,7 +242,7 @@ class Agreement {
     if (Rules::recheck_record_after_copy && page.record_number(cursor_, slot_) != number_) {
       return to(State::kReadVerdict);  // its owner has left k, so k has a verdict
     }
-    note(summary_);
+    note(cursor_, summary_);
     if (++cursor_ < (Rules::check_every_record ? world_ : rank_ + 1)) return to(State::kFindRecord);
     have_records_ = true;
     cursor_ = 0;
@@ -257,16 +257,16 @@ class Agreement {
   }
 
   // An error outweighs memory that cannot be shared: a rank that raises cannot join the inner.
-  void note(const CallSummary& summary) {
+  void note(int rank, const CallSummary& summary) {
     const bool error = summary.state == CallState::kInvalid ||
                        (own_.state != CallState::kInvalid && summary.signature != own_.signature);
     const bool outweighs = Rules::error_outweighs_unshareable || trouble_ == Outcome::kNone;
     if (error && trouble_ != Outcome::kError && outweighs) {
       trouble_ = Outcome::kError;
-      trouble_rank_ = cursor_;
+      trouble_rank_ = rank;
     } else if (summary.state == CallState::kUnshareable && trouble_ == Outcome::kNone) {
       trouble_ = Outcome::kInner;
-      trouble_rank_ = cursor_;
+      trouble_rank_ = rank;
     }
   }
 

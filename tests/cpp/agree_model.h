@@ -8,84 +8,12 @@
 
 #include <array>
 #include <cstdint>
-#include <cstdio>
 #include <string>
 #include <type_traits>
 
-#include "transport/agree.h"
+#include "agree_terms.h"
 
 namespace explore {
-
-using pg_sdma::CallState;
-using pg_sdma::CallSummary;
-using pg_sdma::Outcome;
-using pg_sdma::Verdict;
-
-constexpr int kMostOperations = 5;
-constexpr int kMostSlots = 3;
-
-struct Bounds {
-  int operations = 2;  // that every rank runs
-  int ring = 2;
-  bool opens = false;
-  // Records that are not good and openings that are refused, in any places, at most so many.
-  int faults = 1;
-};
-
-// What a rank's call of one operation is like.
-enum class Kind : uint8_t { kGood, kUnshareable, kMismatching, kInvalid };
-constexpr int kKinds = 4;
-
-inline CallSummary summary(Kind kind) {
-  switch (kind) {
-    case Kind::kUnshareable:
-      return {CallState::kUnshareable, 1};
-    case Kind::kMismatching:
-      return {CallState::kShareable, 2};
-    case Kind::kInvalid:
-      return {CallState::kInvalid, 0};
-    default:
-      return {CallState::kShareable, 1};
-  }
-}
-
-inline bool contradict(Kind one, Kind other) {
-  return one == Kind::kInvalid || other == Kind::kInvalid ||
-         (one == Kind::kMismatching) != (other == Kind::kMismatching);
-}
-
-inline std::string text(const Verdict& verdict) {
-  static const char* const names[] = {"none", "direct", "inner", "late", "error"};
-  return std::to_string(verdict.number) + " " + names[static_cast<int>(verdict.outcome)];
-}
-
-// The private copy that a rank took of a peer's record: of the operation it runs, or torn.
-struct Copy {
-  enum : uint8_t { kNone, kIntact, kTorn } state = kNone;
-  Kind kind = Kind::kGood;
-};
-
-// `number` is what readers look for, `payload` the operation whose payload lies there.
-struct Record {
-  uint8_t number = 0;
-  uint8_t payload = 0;
-  Kind kind = Kind::kGood;
-};
-
-// What a rank does next: a step of its machine, or the end of its patience. `choice` settles what is
-// not up to the machine: the kind of a call, whether an opening is refused, what a torn copy says.
-struct Move {
-  uint8_t rank = 0;
-  bool give_up = false;
-  uint8_t choice = 0;
-};
-
-struct Effect {
-  bool moved = false;    // otherwise the rank is blocked, or done for good
-  bool blocked = false;
-  int choices = 1;       // how many the move had
-  const char* violation = nullptr;
-};
 
 template <int World, class Rules>
 struct Group {
@@ -133,10 +61,9 @@ struct Group {
       note("proposes " + text(verdict) + (first ? ": decided" : ": too late"));
       if (!first) return false;
       // Only an error is asked which rank caused it: without the rest there are fewer states.
-      state_.verdicts[slot] =
-          verdict.outcome == Outcome::kError
-              ? desired
-              : Verdict{verdict.number, verdict.outcome, 0}.pack();
+      state_.verdicts[slot] = verdict.outcome == Outcome::kError
+                                  ? desired
+                                  : Verdict{verdict.number, verdict.outcome, 0}.pack();
       violation = decided_wrongly(verdict, slot);
       ring(verdict.outcome == Outcome::kDirect ? 0 : (1 << World) - 1);
       return true;
@@ -218,8 +145,8 @@ struct Group {
       rang |= ranks;
     }
 
-    // A verdict must have its reason. As long as there is none every rank is inside the operation or
-    // before it, so the records on the page are the calls.
+    // A verdict must have its reason. As long as there is none every rank is inside the operation
+    // or before it, so the records on the page are the calls.
     const char* decided_wrongly(const Verdict& verdict, uint64_t slot) {
       bool all_shown = true, contradiction = false, unshareable = false, refused = false;
       bool all_opened = true;
@@ -240,7 +167,8 @@ struct Group {
       switch (verdict.outcome) {
         case Outcome::kDirect:
           if (!all_shown || contradiction) return "direct over calls that do not match";
-          if (unshareable || !all_opened) return "direct over memory that not every rank has opened";
+          if (unshareable || !all_opened)
+            return "direct over memory that not every rank has opened";
           return nullptr;
         case Outcome::kInner:
           if (!all_shown || contradiction) return "an error hidden behind memory not shared";
@@ -251,7 +179,8 @@ struct Group {
               return "an error that the rank has seen hidden behind lateness";
             }
           }
-          return self().kind == Kind::kInvalid ? "own bad arguments hidden behind lateness" : nullptr;
+          return self().kind == Kind::kInvalid ? "own bad arguments hidden behind lateness"
+                                               : nullptr;
         default:
           return contradiction ? nullptr : "error for no reason";
       }
@@ -291,7 +220,8 @@ struct Group {
       start(state, move, view);
       if (state.faults > 0 || move.choice > 0) effect.choices = kKinds;
       if (move.choice > 0) --state.faults;
-    } else if (rank.machine.verdict().outcome == Outcome::kError && !explained(state, bounds, move.rank)) {
+    } else if (rank.machine.verdict().outcome == Outcome::kError &&
+               !explained(state, bounds, move.rank)) {
       effect.violation = "an error whose records are gone before this rank has read them";
       return effect;
     }
@@ -314,7 +244,8 @@ struct Group {
       if (!copies_intact(rank)) effect.violation = "opens without intact records of all ranks";
       rank.machine.opened(move.choice == 0);
     }
-    if (rank.machine.done() && !effect.violation) effect.violation = finish(state, bounds, move.rank);
+    if (rank.machine.done() && !effect.violation)
+      effect.violation = finish(state, bounds, move.rank);
     return effect;
   }
 
@@ -338,8 +269,8 @@ struct Group {
     return true;
   }
 
-  // A rank that could not go on before a move, and can after it, is asleep until it hears the bell of
-  // the rank it waits for.
+  // A rank that could not go on before a move, and can after it, is asleep until it hears the bell
+  // of the rank it waits for.
   static const char* slept_through(const State& before, const State& after, int rang) {
     for (int r = 0; r < World; ++r) {
       const Machine& machine = before.ranks[r].machine;
@@ -352,8 +283,7 @@ struct Group {
   static bool blocked(State state, int rank) {
     static const Bounds bounds;
     View view(state, bounds, rank, 0, nullptr);
-    return state.ranks[rank].inside() &&
-           state.ranks[rank].machine.step(view) == Progress::kBlocked;
+    return state.ranks[rank].inside() && state.ranks[rank].machine.step(view) == Progress::kBlocked;
   }
 
   // Whether the page shows why `rank` is about to raise.

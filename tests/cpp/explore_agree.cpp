@@ -6,8 +6,8 @@
 //
 // In every state each rank may take its next step, give up a wait, make a bad call, be refused an
 // opening, or read a torn record. Every state must be free of violations (agree_model.h), no state
-// may come again (a rank would go in circles), and in each a rank can go on without giving up, until
-// all have finished: so no wait lasts for ever where nobody is late.
+// may come again (a rank would go in circles), and in each a rank can go on without giving up,
+// until all have finished: so no wait lasts for ever where nobody is late.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -71,7 +71,8 @@ class Seen {
     const size_t mask = slots.size() - 1;
     for (size_t i = key.high & mask;; i = (i + 1) & mask) {
       Key& slot = slots[i];
-      if (slot.low == 0 || (((slot.low ^ key.low) & ~(kUsed | kPath)) == 0 && slot.high == key.high)) {
+      if (slot.low == 0 ||
+          (((slot.low ^ key.low) & ~(kUsed | kPath)) == 0 && slot.high == key.high)) {
         return slot;
       }
     }
@@ -221,26 +222,18 @@ bool run_search(const Bounds& bounds) {
   return clean;
 }
 
-#define WITHOUT(rule)                              \
-  struct Without_##rule : pg_sdma::AllRules {      \
-    static constexpr bool rule = false;            \
+#define WITHOUT(rule)                         \
+  struct Without_##rule : pg_sdma::AllRules { \
+    static constexpr bool rule = false;       \
   };
-#define RULES(each)                        \
-  each(take_verdict_found_on_entry)        \
-  each(keep_direct_slot_until_consumed)    \
-  each(keep_error_slot_until_consumed)     \
-  each(lap_inner_slots)                    \
-  each(hide_record_before_writing)         \
-  each(recheck_record_after_copy)          \
-  each(check_every_record)                 \
-  each(error_outweighs_unshareable)        \
-  each(error_outweighs_lateness)           \
-  each(acknowledge_after_opening)          \
-  each(direct_needs_every_acknowledgement) \
-  each(first_writer_wins)                  \
-  each(newer_number_means_late)           \
-  each(records_before_consuming)           \
-  each(patience_ends)
+#define RULES(each)                                                                               \
+  each(take_verdict_found_on_entry) each(keep_direct_slot_until_consumed)                         \
+      each(keep_error_slot_until_consumed) each(lap_inner_slots) each(hide_record_before_writing) \
+          each(recheck_record_after_copy) each(check_every_record)                                \
+              each(error_outweighs_unshareable) each(error_outweighs_lateness)                    \
+                  each(acknowledge_after_opening) each(direct_needs_every_acknowledgement)        \
+                      each(first_writer_wins) each(newer_number_means_late)                       \
+                          each(records_before_consuming) each(patience_ends)
 RULES(WITHOUT)
 
 using Explore = bool (*)(const Bounds& bounds);

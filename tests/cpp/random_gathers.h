@@ -1,5 +1,6 @@
-// Random all-gathers of one rank over a transport, every byte of every output checked. All ranks draw
-// the same calls from the same seed; delays, layouts and what is in place each draws for itself.
+// Random all-gathers of one rank over a transport, every byte of every output checked. All ranks
+// draw the same calls from the same seed; delays, layouts and what is in place each draws for
+// itself.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Random all-gathers over the host engine, with ranks as processes or as threads of one, until a rank
-// meets its fate, if it is given one.
+// Random all-gathers over the host engine, with ranks as processes or as threads of one, until a
+// rank meets its fate, if it is given one.
 //
 //   stress_transport <processes|threads> <fate> <world> <operations> <patience in us> <seed>
 //
@@ -10,8 +10,8 @@
 //   departs destroys the group early
 //   aborts  from two other threads at once
 //   stalls  beyond the timeout (no patience)
-// Then every other rank must get a GroupFault that names it, again at every later call. The inner is
-// left out: an operation that goes there does nothing.
+// Then every other rank must get a GroupFault that names it, again at every later call. The inner
+// is left out: an operation that goes there does nothing.
 //
 // Prints how many operations went which way. Fails on a wrong byte, on ranks that part ways, on a
 // missing or wrong fault, and after two minutes.
@@ -246,8 +246,8 @@ int main(int argc, char** argv) {
   if (run.setting.world > kMostRanks || run.setting.operations > kMostOperations) {
     give_up("at most %d ranks and %lu operations", kMostRanks, kMostOperations);
   }
-  void* const memory = mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE,
-                            MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  void* const memory =
+      mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) give_up("mmap: %s", std::strerror(errno));
   shared = new (memory) Shared{};
   const ControlPage page = ControlPage::create(run.setting.world, 2);

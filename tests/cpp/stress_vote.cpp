@@ -112,7 +112,8 @@ void be_rank(Round& round, int rank) {
   try {
     Rendezvous::Result result = rendezvous.vote(engine, self_test, round.setting.timeout);
     round.reasons[rank] = result.reason;
-    if ((result.transport == nullptr) == result.reason.empty()) give_up("a result without a reason");
+    if ((result.transport == nullptr) == result.reason.empty())
+      give_up("a result without a reason");
     if (!result.transport) return;
     Rank self(round.setting, rank, *result.transport);
     for (uint64_t i = 0; i < round.setting.operations; ++i) self.gather();
@@ -133,8 +134,13 @@ void check(const Round& round) {
     if (round.reasons[rank] == first) continue;
     give_up("reasons differ: '%s' and '%s'", first.c_str(), round.reasons[rank].c_str());
   }
-  const char* const expected[] = {"",           "PG_SDMA=off", "settings differ", "no engine on purpose",
-                                  "no peer access", "wrong bytes on purpose", "absent"};
+  const char* const expected[] = {"",
+                                  "PG_SDMA=off",
+                                  "settings differ",
+                                  "no engine on purpose",
+                                  "no peer access",
+                                  "wrong bytes on purpose",
+                                  "absent"};
   const std::string part = expected[static_cast<int>(round.spoiler)];
   if (first.find(part) == std::string::npos || first.empty() != part.empty()) {
     give_up("unexpected reason: '%s'", first.c_str());
