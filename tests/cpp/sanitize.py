@@ -1,8 +1,8 @@
-"""Runs the transport's tests on programs built with sanitizers; fails on any report.
+"""Runs the tests of transport and engines on programs built with sanitizers; fails on any report.
 
 `address,undefined` finds bad memory accesses, leaks and undefined behaviour; `thread` finds data
-races, for which the tests also run ranks as threads over one mapping of the control page. The
-sanitizers heed ASAN_OPTIONS, UBSAN_OPTIONS and TSAN_OPTIONS; arguments go to pytest. Needs g++ with
+races, for which the transport's tests also run ranks as threads over one mapping of the control
+page. ASAN_OPTIONS, UBSAN_OPTIONS and TSAN_OPTIONS are heeded; arguments go to pytest. Needs g++ and
 its sanitizer libraries, which Debian's g++ brings along, and no torch.
 """
 
@@ -15,14 +15,17 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
+TESTS = ("tests/unit/test_transport.py", "tests/unit/test_standin.py")
 
 
 def main(arguments: list[str]) -> int:
     failed = []
     for sanitizer in SANITIZERS:
         print(f"== {sanitizer}", flush=True)
-        pytest = [sys.executable, "-m", "pytest", "tests/unit/test_transport.py", *arguments]
-        environment = {**os.environ, "PG_SDMA_TEST_SANITIZE": sanitizer}
+        pytest = [sys.executable, "-m", "pytest", *TESTS, *arguments]
+        # A rank that ends by a signal or _exit() could not fail for a race at its end.
+        environment = {"TSAN_OPTIONS": "halt_on_error=1"} | os.environ
+        environment["PG_SDMA_TEST_SANITIZE"] = sanitizer
         if subprocess.run(pytest, cwd=ROOT, env=environment).returncode != 0:
             failed.append(sanitizer)
     if failed:

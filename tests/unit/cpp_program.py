@@ -1,7 +1,7 @@
 """Builds the C++ programs of tests/cpp, which need no torch, and runs them.
 
-With PG_SDMA_TEST_SANITIZE (`address,undefined` or `thread`) in the environment they are built with
-those sanitizers and end with a failure on any report; tests/cpp/sanitize.py uses this.
+With PG_SDMA_TEST_SANITIZE (`address,undefined` or `thread`) in the environment they, and those of
+tests/standin, are built with these sanitizers and fail on any report: see tests/cpp/sanitize.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ SANITIZE = os.environ.get("PG_SDMA_TEST_SANITIZE", "")
 COMPILER = os.environ.get("CXX", "g++")
 
 
+# -Wno-tsan: the thread sanitizer does not know fences. Those here only order payloads that are
+# atomics themselves.
+SANITIZE_FLAGS = [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-Wno-tsan"]
+SANITIZE_FLAGS += ["-O1", "-g", "-fno-omit-frame-pointer"]
+
+
 def _flags() -> list[str]:
     flags = ["-std=c++20", "-Wall", "-Wextra", f"-I{ROOT / 'csrc'}", "-pthread"]
-    if not SANITIZE:
-        return [*flags, "-O2"]
-    # -Wno-tsan: the thread sanitizer does not know fences. Those here only order payloads that are
-    # atomics themselves.
-    flags += [f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-Wno-tsan"]
-    return [*flags, "-O1", "-g", "-fno-omit-frame-pointer"]
+    return flags + (SANITIZE_FLAGS if SANITIZE else ["-O2"])
 
 
 def _once(target: Path, command: list[str]) -> Path:

@@ -14,10 +14,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from cpp_program import SANITIZE, SANITIZE_FLAGS
 
 ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests" / "standin"
-OUT = ROOT / "out" / "standin"
+OUT = ROOT / "out" / (f"standin-{SANITIZE}" if SANITIZE else "standin")
 LIBRARY = OUT / "libpgsdma_standin.so"
 CHECKS = [
     name
@@ -31,7 +32,8 @@ def built() -> None:
     """Builds the stand-in and its programs where their sources are newer."""
     if not (shutil.which("make") and shutil.which("g++")):
         pytest.skip("make and g++ are needed")
-    subprocess.run(["make", "-s", "-j2", "-C", STANDIN, f"OUT={OUT}"], check=True)
+    flags = [f"CXXFLAGS={' '.join(SANITIZE_FLAGS)}"] if SANITIZE else []
+    subprocess.run(["make", "-s", "-j2", "-C", STANDIN, f"OUT={OUT}", *flags], check=True)
 
 
 def run(
@@ -134,6 +136,7 @@ def stress(
     return done.stdout
 
 
+@pytest.mark.skipif(bool(SANITIZE), reason="Python cannot load a library built with sanitizers")
 def test_the_stand_in_is_what_we_assume_of_cuda() -> None:
     """The tests that a GPU answers for CUDA, asked of the stand-in."""
     tests = ROOT / "tests" / "gpu" / "test_assumptions.py"
