@@ -272,6 +272,22 @@ def test_a_rank_that_has_destroyed_the_group_is_named():
         assert "waits for rank 2, which has destroyed the group" in message
 
 
+def destroy_at_once(rounds):
+    """Each rank leaves as soon as its own part is done; the peers may still be about theirs."""
+    got = []
+    for number in range(rounds):
+        group = dist.new_group()
+        if number % RANKS == dist.get_rank():
+            time.sleep(0.01)
+        got.append(gather(group))
+        dist.destroy_process_group(group)
+    return got
+
+
+def test_ranks_that_leave_after_their_part_do_no_harm():
+    assert run(destroy_at_once, 60) == [[[0.0, 1.0, 2.0]] * 60] * RANKS
+
+
 # -- what is left
 
 
