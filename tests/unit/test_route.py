@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from pg_sdma._C import _static_refusal
 
 GIB = 1 << 30
