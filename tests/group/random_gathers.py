@@ -336,9 +336,10 @@ class Runner:
             dist.barrier(group)
         else:
             expected = case.number + (me - 1) % n
-            sending = dist.isend(x.clone(), members[(me + 1) % n], group)
-            dist.irecv(x, members[(me - 1) % n], group).wait()
-            sending.wait()
+            onwards = dist.P2POp(dist.isend, x.clone(), members[(me + 1) % n], group)
+            back = dist.P2POp(dist.irecv, x, members[(me - 1) % n], group)
+            for work in dist.batch_isend_irecv([onwards, back]):
+                work.wait()
         if not x.eq(expected).all():
             self._check(case, f"{name} beside it gave {x.tolist()}, expected {expected}")
 
