@@ -119,6 +119,10 @@ class Engine {
 
   // False: a program has run when Queue::run returns, and data is ready once it is published.
   virtual bool stream_ordered() const = 0;
+  // Bytes of its shard that a rank copies before it turns to the same bytes of its peers' shards:
+  // so few that they still lie in a cache that all ranks share. Of an engine whose programs run on
+  // the calling thread.
+  virtual size_t wave_bytes() const { return SIZE_MAX; }
   // True: peers' exports must be opened before use, and opening may be refused.
   virtual bool opens_exports() const = 0;
 

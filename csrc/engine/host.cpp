@@ -38,38 +38,46 @@ void read_from(pid_t process, void* destination, uintptr_t source, size_t bytes)
   }
 }
 
-// Past the caches, a store that bypasses them saves reading the destination first. Below, whoever
-// uses the output next finds it in the cache.
-constexpr size_t kBypassCaches = size_t{8} << 20;
+// What a rank copies of its own shard before its peers' same bytes: by then the owner of those has
+// just read them into the cache that the ranks share (docs/performance.md has the sizes tried).
+constexpr size_t kWave = size_t{256} << 10;
 
-void copy_here(void* destination, const void* source, size_t bytes) {
+// An output too large for a core's own cache is stored past the caches, which saves reading it
+// first. A smaller one is found in the cache by whoever uses it next.
+constexpr size_t kPastCaches = size_t{1} << 20;
+
+void copy_past_caches(void* destination, const void* source, size_t bytes) {
 #if defined(__SSE2__)
-  if (bytes >= kBypassCaches) {
-    auto* to = static_cast<char*>(destination);
-    const auto* from = static_cast<const char*>(source);
-    const size_t head = -reinterpret_cast<uintptr_t>(to) % sizeof(__m128i);
-    std::memcpy(to, from, head);
-    size_t done = head;
-    for (; done + sizeof(__m128i) <= bytes; done += sizeof(__m128i)) {
-      const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done));
-      _mm_stream_si128(reinterpret_cast<__m128i*>(to + done), word);
-    }
-    _mm_sfence();
-    std::memcpy(to + done, from + done, bytes - done);
-    return;
+  auto* to = static_cast<char*>(destination);
+  const auto* from = static_cast<const char*>(source);
+  const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % sizeof(__m128i));
+  std::memcpy(to, from, head);
+  size_t done = head;
+  for (; done + sizeof(__m128i) <= bytes; done += sizeof(__m128i)) {
+    const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to + done), word);
   }
-#endif
+  _mm_sfence();
+  std::memcpy(to + done, from + done, bytes - done);
+#else
   std::memcpy(destination, source, bytes);
+#endif
 }
 
-// Copies [first, last), all from one address space, in as few system calls as it takes.
-void copy_run(const Step* first, const Step* last) {
-  if (first->space == 0) {
-    for (; first != last; ++first) {
-      copy_here(first->destination, reinterpret_cast<const void*>(first->source), first->bytes);
+// Copies [first, last), all within this process.
+void copy_own(const Step* first, const Step* last, bool past_caches) {
+  for (; first != last; ++first) {
+    const auto* source = reinterpret_cast<const void*>(first->source);
+    if (past_caches) {
+      copy_past_caches(first->destination, source, first->bytes);
+    } else {
+      std::memcpy(first->destination, source, first->bytes);
     }
-    return;
   }
+}
+
+// Copies [first, last), all from one peer, in as few system calls as it takes.
+void copy_peers(const Step* first, const Step* last) {
   const auto process = static_cast<pid_t>(first->space);
   std::array<iovec, kMostPieces> local;
   std::array<iovec, kMostPieces> remote;
@@ -102,6 +110,8 @@ class HostQueue final : public Queue {
   void follow(void*) override {}
 
   void run(const Program& program, Waiter& waiter) override {
+    size_t bytes = 0;
+    for (const Step& step : program) bytes += step.bytes;
     for (size_t i = 0; i < program.size();) {
       const Step& step = program[i];
       size_t next = i + 1;
@@ -118,7 +128,11 @@ class HostQueue final : public Queue {
                  program[next].space == step.space) {
             ++next;
           }
-          copy_run(&program[i], program.data() + next);
+          if (step.space == 0) {
+            copy_own(&step, program.data() + next, bytes >= kPastCaches);
+          } else {
+            copy_peers(&step, program.data() + next);
+          }
           break;
       }
       i = next;
@@ -139,6 +153,7 @@ class HostEngine final : public Engine {
   std::string name() const override { return "host"; }
   bool stream_ordered() const override { return false; }
   bool opens_exports() const override { return false; }
+  size_t wave_bytes() const override { return kWave; }
 
   // The whole address space is one export: nothing to register, nothing to open, nothing to retire.
   Place publish(const void* data, size_t) override {

@@ -45,6 +45,19 @@ class DirectPull final : public Transport {
   class HostWaiter;
   using Deadline = Clock::time_point;
 
+  // Bytes [offset, offset + bytes) of every rank's shard of one tensor.
+  struct Part {
+    size_t tensor = 0;
+    size_t offset = 0;
+    size_t bytes = 0;
+  };
+  using Wave = std::vector<Part>;
+
+  static std::vector<Wave> waves(const Call& call, size_t most);
+  // Add to program_.
+  void copy_own(const Call& call, const Wave& wave);
+  void copy_from(int peer, const Call& call, const Wave& wave);
+
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);
   std::chrono::microseconds patience() const;
