@@ -1,11 +1,12 @@
-// Random all-gathers of forked ranks through the whole direct path on the stand-in, every byte of
-// every output checked, buffers freed and allocated again in between.
+// All-gathers of forked ranks through the whole direct path on the stand-in, every byte of every
+// output checked: first a table of sizes, forms and kinds of memory, then random ones, with buffers
+// freed and allocated again in between.
 //
 //   stress <driver> <folder> <ranks> <batches> <queues> <patience in us> <batch> <seed>
 //
-// <folder> is empty and the group's own. <queues>: hardware queues that a rank's streams share,
-// 0 for one each. <batch>: 1 to enqueue adjoining copies together. With patience some operations go
-// to the inner, which this test leaves out.
+// <folder> is empty and the group's own. <batches>: of random gathers. <queues>: hardware queues
+// that a rank's streams share, 0 for one each. <batch>: 1 to enqueue adjoining copies together.
+// With patience some operations go to the inner, which this test leaves out.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -18,7 +19,7 @@ using namespace standin_test;
 
 namespace {
 
-constexpr int kBatch = 8;  // operations in flight before their outputs are looked at
+constexpr int kBatch = 8;  // random operations in flight before their outputs are looked at
 constexpr size_t kChunk = size_t{1} << 16;
 constexpr size_t kMostBytes = 5 * kChunk;
 constexpr std::chrono::milliseconds kTimeout{60000};
@@ -47,13 +48,31 @@ class Rank {
   Rank(int rank, int world, unsigned seed, DirectPull& transport)
       : rank_(rank), world_(world), common_(seed), own_(seed * 97 + rank), transport_(transport) {}
 
+  // One by one and coalesced, in place and not, from the first byte of an allocation and from odd
+  // ones, in whole allocations and in chunks; sizes around what a chunk holds.
+  void table() {
+    for (const bool chunks : {false, true}) {
+      for (auto& buffer : inputs_) buffer = allocate(kMostBytes, chunks);
+      for (auto& buffer : outputs_) buffer = allocate(kMostBytes * world_, false);
+      for (const size_t shard :
+           {size_t{0}, size_t{1}, size_t{3}, kChunk - 1, kChunk, kChunk + 1, 4 * kChunk}) {
+        std::vector<std::vector<Tensor>> calls;
+        for (const bool in_place : {false, true}) {
+          for (const size_t offset : {size_t{0}, size_t{1}, kChunk - 1}) {
+            calls.push_back({{shard, in_place, offset}});
+            calls.push_back({{shard, in_place, offset}, {0, false, 0}, {5, !in_place, offset}});
+          }
+        }
+        carry(calls);
+      }
+    }
+  }
+
   void batch() {
     renew_buffers();
-    std::vector<std::function<void()>> checks;
-    std::deque<Buffer> temporaries;
-    for (int i = 0; i < kBatch; ++i) gather(temporaries, checks);
-    REQUIRE(cuStreamSynchronize(caller) == 0);
-    for (const auto& check : checks) check();
+    std::vector<std::vector<Tensor>> calls(kBatch);
+    for (auto& tensors : calls) tensors = random_tensors();
+    carry(calls);
   }
 
   int direct() const { return direct_; }
@@ -64,38 +83,52 @@ class Rank {
 
   // Some of the buffers are freed and others come, often at the same addresses.
   void renew_buffers() {
-    const int device = rank_;
     for (auto& buffer : inputs_) {
       if (buffer && draw(own_, 3) != 0) continue;
       buffer.reset();
-      if (draw(own_, 2) == 0) {
-        buffer = std::make_unique<Buffer>(kMostBytes);
-      } else {
-        buffer = std::make_unique<Buffer>(kMostBytes, kChunk, device);
-      }
+      buffer = allocate(kMostBytes, draw(own_, 2) != 0);
     }
     for (auto& buffer : outputs_) {
       if (buffer && draw(own_, 3) != 0) continue;
       buffer.reset();
-      buffer = std::make_unique<Buffer>(kMostBytes * world_);
+      buffer = allocate(kMostBytes * world_, false);
     }
   }
 
-  void gather(std::deque<Buffer>& temporaries, std::vector<std::function<void()>>& checks) {
+  std::unique_ptr<Buffer> allocate(size_t bytes, bool chunks) const {
+    if (chunks) return std::make_unique<Buffer>(bytes, kChunk, rank_);
+    return std::make_unique<Buffer>(bytes);
+  }
+
+  std::vector<Tensor> random_tensors() {
+    std::vector<Tensor> tensors(1 + draw(common_, kTensors));
+    for (Tensor& tensor : tensors) {
+      tensor.shard = draw(common_, 8) == 0 ? 0 : 1 + draw(common_, kMostBytes / 4);
+      tensor.in_place = draw(own_, 2) == 0;
+      tensor.offset = draw(own_, kMostBytes - tensor.shard);
+    }
+    return tensors;
+  }
+
+  // All in flight at once.
+  void carry(const std::vector<std::vector<Tensor>>& calls) {
+    std::vector<std::function<void()>> checks;
+    std::deque<Buffer> temporaries;
+    for (const auto& tensors : calls) gather(tensors, temporaries, checks);
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+    for (const auto& check : checks) check();
+  }
+
+  void gather(const std::vector<Tensor>& tensors, std::deque<Buffer>& temporaries,
+              std::vector<std::function<void()>>& checks) {
     const uint64_t operation = ++operation_;
-    const size_t pieces = 1 + draw(common_, kTensors);
-    std::vector<Tensor> tensors(pieces);
     Call call;
     call.operation = "stress";
     call.dtype = "uint8";
     call.timeout = kTimeout;
-    for (size_t p = 0; p < pieces; ++p) {
-      Tensor& tensor = tensors[p];
-      tensor.shard = draw(common_, 8) == 0 ? 0 : 1 + draw(common_, kMostBytes / 4);
-      tensor.in_place = draw(own_, 2) == 0;
-      tensor.offset = draw(own_, kMostBytes - tensor.shard);
-      prepare(temporaries, tensor, p, operation);
-      call.pieces.push_back(piece(tensor, p));
+    for (size_t p = 0; p < tensors.size(); ++p) {
+      prepare(temporaries, tensors[p], p, operation);
+      call.pieces.push_back(piece(tensors[p], p));
     }
     const Decision decision = transport_.agree(call);
     if (!decision.direct) {
@@ -106,7 +139,7 @@ class Rank {
     transport_.queue().follow_caller();
     transport_.carry(call);
     transport_.queue().caller_follows();
-    for (size_t p = 0; p < pieces; ++p) look(temporaries, checks, tensors[p], p, operation);
+    for (size_t p = 0; p < tensors.size(); ++p) look(temporaries, checks, tensors[p], p, operation);
   }
 
   Address input(const Tensor& tensor, size_t p) const {
@@ -204,6 +237,7 @@ int main(int argc, char** argv) {
     REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
     {
       Rank self(rank, world, seed, *result.transport);
+      self.table();
       for (int i = 0; i < batches; ++i) self.batch();
       std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batches\n", rank,
                   self.direct(), self.inner(), standin_mapped(),
