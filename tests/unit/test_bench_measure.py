@@ -39,7 +39,7 @@ def test_kinds_alternate_in_rounds_of_which_the_first_call_is_not_counted(
     made: list[str] = []
     calls = [lambda i: made.append(f"a{i}"), lambda i: made.append(f"b{i}")]
     times = time_calls(calls, Alone(), iterations=3, warmup=1, gate=None)  # type: ignore[arg-type]
-    assert made == "a0 b0  a0 a0 a1  b0 b0 b1  b2 b2  a2 a2".split()
+    assert made == ["a0", "b0", "a0", "a0", "a1", "b0", "b0", "b1", "b2", "b2", "a2", "a2"]
     assert [t.time for t in times] == [3, 3]
 
 

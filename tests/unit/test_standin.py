@@ -103,7 +103,7 @@ def test_drivers_that_cannot_be_used_say_why(library: str, reason: str) -> None:
 def test_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
     """Bytes are right and nothing hangs, also where all streams share one or two queues.
 
-    With no queues shared, and with one for all, 2016 random gathers over the three numbers of ranks.
+    2016 random gathers over the three numbers of ranks with no queue shared, and with one for all.
     """
     output = stress(tmp_path, ranks=ranks, queues=queues, seed=ranks + queues, batches=84)
     assert set(re.findall(r"\d+ inner", output)) == {"0 inner"}, output
