@@ -51,8 +51,10 @@ class Chain {
   virtual void abandon(const std::string&) {}
 
   // Ends what is pending: lets it complete for a moment, then calls `give_up`, which abandons it.
-  // Idempotent. Without the lane's mutex.
-  virtual void stop(const std::function<void()>& give_up) = 0;
+  // Idempotent. Without the lane's mutex. Where `process_ends`, what was pending keeps its tensors
+  // for ever: a thread of the inner's may let go of them after Python has finalised, and must not
+  // be the last that does.
+  virtual void stop(const std::function<void()>& give_up, bool process_ends) = 0;
 };
 
 std::unique_ptr<Chain> make_host_chain();

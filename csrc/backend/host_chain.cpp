@@ -76,7 +76,7 @@ class HostChain final : public Chain {
     bell_->rung.notify_all();
   }
 
-  void stop(const std::function<void()>& give_up) override {
+  void stop(const std::function<void()>& give_up, bool process_ends) override {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!worker_.joinable()) return;
     const bool idle = idle_.wait_for(lock, kGrace, [this] { return tasks_.empty() && !running_; });
@@ -85,6 +85,7 @@ class HostChain final : public Chain {
     wake_.notify_all();
     if (!idle) give_up();
     worker_.join();
+    if (process_ends) new auto(std::move(kept_));
     reap();
   }
 

@@ -65,7 +65,7 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
 
 Lane::~Lane() {
   if (!fork_guard_.forked()) {
-    leave();
+    leave(/*process_ends=*/false);
     return;
   }
   // Left to the end of the process: destroyed here, they would wait for threads that exist only in
@@ -209,22 +209,22 @@ void Lane::vote() {
 
 void Lane::shutdown() {
   if (fork_guard_.forked()) return;
-  leave();
+  leave(/*process_ends=*/false);
   std::lock_guard<std::timed_mutex> lock(mutex_);
   closed_ = true;
 }
 
 void Lane::detach() {
-  if (!fork_guard_.forked()) leave();
+  if (!fork_guard_.forked()) leave(/*process_ends=*/true);
 }
 
-void Lane::leave() {
+void Lane::leave(bool process_ends) {
   std::lock_guard<std::mutex> leaving(leaving_);
   const auto give_up = [this] {
     end("rank " + std::to_string(group_->rank) + " destroyed group " + group_->name +
         " with operations pending");
   };
-  chain_->stop(give_up);
+  chain_->stop(give_up, process_ends);
   std::unique_lock<std::timed_mutex> lock(mutex_, kGrace);
   if (!lock) {
     give_up();

@@ -95,7 +95,7 @@ class Lane final : private Carrier {
   void vote();
   WorkPtr take_inner(Gather& gather, const std::string& reason);
   void refuse_silence(const Gather& gather, const std::string& reason) const;
-  void leave();
+  void leave(bool process_ends);
   void end(const std::string& why);
   std::string fault() const;
 

@@ -79,7 +79,7 @@ class StreamChain final : public Chain {
     return c10::make_intrusive<JointWork>(std::move(pending));
   }
 
-  void stop(const std::function<void()>&) override { kept_.clear(); }
+  void stop(const std::function<void()>&, bool) override { kept_.clear(); }
 
  private:
   // Orders the current stream behind an inner's collective. Its failure is told by its own Work.
