@@ -217,7 +217,8 @@ def test_late_ranks_send_calls_to_the_inner_on_all_ranks_alike(ring):
     stats = results[0][1]
     assert [counts for _, counts in results] == [stats] * RANKS
     assert stats["all_gather_into_tensor"]["inner: late"]["calls"] > 0
-    assert stats["all_gather"]["inner: late"] == {"calls": 1, "bytes": 48}
+    # On a busy machine the others may be as late as rank 1.
+    assert list(stats["all_gather"].values()) == [{"calls": 1, "bytes": 48}]
 
 
 def be_late_with_bad_arguments():
