@@ -96,6 +96,8 @@ class Runner:
         torch.cuda.synchronize()
         sizes = [len(ranks) for ranks in self.members]
         for number in range(cases):
+            if number % 250 == 0:
+                print("case", number, flush=True)  # told where the process dies
             case = draw(self.seed, number, sizes, MOST_BYTES)
             if self.rank in self.members[case.group] and case.form in self.forms:
                 self._run(case)
