@@ -9,13 +9,17 @@ PYTEST := $(BIN)/python -m pytest
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: setup demo test nightly gpu-test sanitize lint format bench clean
+.PHONY: setup demo zero2 test nightly gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
 
 demo: .venv/.ready
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py \
 	    --device cpu --compare --steps 200 --out out/demo
+
+zero2: .venv/.ready
+	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_zero2.py \
+	    --device cpu --compare --steps 100 --param-dtype fp32 --shard-dtype fp32 --out out/zero2
 
 test: .venv/.ready
 	$(PYTEST)

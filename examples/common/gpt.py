@@ -1,4 +1,4 @@
-"""A decoder-only transformer over bytes, in the shape of GPT-2, without dropout and biases."""
+"""A decoder-only transformer over bytes, in the shape of GPT-2, without dropout."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ class GPTConfig:
     layers: int
     heads: int
     seq: int  # longest sequence, in bytes
+    vocabulary: int = VOCABULARY  # rows of the embedding; more than there are bytes are never used
+    biases: bool = False
+    tied: bool = False  # the head's weight is the embedding's
 
     def __post_init__(self) -> None:
         if self.hidden % self.heads:
@@ -32,6 +35,10 @@ PRESETS = {
     "tiny": GPTConfig(hidden=32, layers=2, heads=2, seq=32),
     "demo": GPTConfig(hidden=128, layers=4, heads=4, seq=128),
     "124m": GPTConfig(hidden=768, layers=12, heads=12, seq=1024),
+    # GPT-2 itself, its vocabulary rounded up to a multiple of 128.
+    "gpt2-124m": GPTConfig(
+        hidden=768, layers=12, heads=12, seq=1024, vocabulary=50304, biases=True, tied=True
+    ),
     "1b": GPTConfig(hidden=2048, layers=24, heads=16, seq=2048),
     "3b": GPTConfig(hidden=3072, layers=28, heads=24, seq=2048),
     "7b": GPTConfig(hidden=4096, layers=34, heads=32, seq=2048),
@@ -44,8 +51,8 @@ class Attention(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=False)
-        self.out = nn.Linear(config.hidden, config.hidden, bias=False)
+        self.qkv = nn.Linear(config.hidden, 3 * config.hidden, bias=config.biases)
+        self.out = nn.Linear(config.hidden, config.hidden, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
@@ -60,11 +67,11 @@ class Block(nn.Module):
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(config.hidden, bias=False)
+        self.norm1 = nn.LayerNorm(config.hidden, bias=config.biases)
         self.attention = Attention(config)
-        self.norm2 = nn.LayerNorm(config.hidden, bias=False)
-        self.up = nn.Linear(config.hidden, 4 * config.hidden, bias=False)
-        self.down = nn.Linear(4 * config.hidden, config.hidden, bias=False)
+        self.norm2 = nn.LayerNorm(config.hidden, bias=config.biases)
+        self.up = nn.Linear(config.hidden, 4 * config.hidden, bias=config.biases)
+        self.down = nn.Linear(4 * config.hidden, config.hidden, bias=config.biases)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
@@ -77,11 +84,13 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(VOCABULARY, config.hidden)
+        self.tokens = nn.Embedding(config.vocabulary, config.hidden)
         self.positions = nn.Embedding(config.seq, config.hidden)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.hidden, bias=False)
-        self.head = nn.Linear(config.hidden, VOCABULARY, bias=False)
+        self.norm = nn.LayerNorm(config.hidden, bias=config.biases)
+        self.head = nn.Linear(config.hidden, config.vocabulary, bias=False)
+        if config.tied:
+            self.head.weight = self.tokens.weight
 
     def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats a byte (fp32 scalar); both arguments int64 (batch, seq)."""
@@ -102,8 +111,9 @@ class GPT(nn.Module):
         generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         residual = 0.02 / (2 * self.config.layers) ** 0.5
         for name, parameter in self.named_parameters():
-            full = torch.ones(parameter.shape, device=parameter.device)
-            if "norm" not in name:
+            bias = name.endswith("bias")
+            full = torch.full(parameter.shape, 0.0 if bias else 1.0, device=parameter.device)
+            if not bias and "norm" not in name:
                 std = residual if name.endswith(("out.weight", "down.weight")) else 0.02
                 full.normal_(std=std, generator=generator)
             if isinstance(parameter, DTensor):

@@ -24,7 +24,7 @@ RUN_AHEAD = 2  # steps by which the host may lead the device
 class Run:
     """One training run as all ranks saw it."""
 
-    transport: str
+    transport: str  # or what else tells it from the run that it is compared with
     backend: str
     first_step: int
     losses: list[float]  # nats a byte, mean over the ranks, one a step
@@ -100,7 +100,7 @@ def run_steps(
             finished = i - RUN_AHEAD if cuda else i
             advance(losses[finished].item() if finished >= 0 else math.nan)
         times = clock.milliseconds()
-    share = fast_path_share() if transport == "sdma" else math.nan
+    share = math.nan if transport == "inner" else fast_path_share()
     mean = losses.to(device, torch.float64)
     dist.all_reduce(mean)
     mean /= dist.get_world_size()

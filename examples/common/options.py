@@ -14,8 +14,13 @@ from pg_sdma.settings import read_settings
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
-def training_parser(description: str) -> argparse.ArgumentParser:
-    """A parser with every option that does not depend on how the model is sharded."""
+def training_parser(
+    description: str, compare: str = "train over inner, then over sdma, and compare"
+) -> argparse.ArgumentParser:
+    """A parser with every option that does not depend on how the model is sharded.
+
+    `compare` says what the trainer does with --compare.
+    """
     parser = argparse.ArgumentParser(description=description)
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -72,9 +77,7 @@ def training_parser(description: str) -> argparse.ArgumentParser:
         metavar="NAME",
         help="the backend that sdma wraps and is compared with (nccl on GPU, gloo on CPU)",
     )
-    group.add_argument(
-        "--compare", action="store_true", help="train over inner, then over sdma, and compare"
-    )
+    group.add_argument("--compare", action="store_true", help=compare)
 
     report = parser.add_argument_group("measurement and report")
     report.add_argument(

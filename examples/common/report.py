@@ -101,10 +101,10 @@ def comparison_table(inner: Run, sdma: Run, heading: str) -> Table:
     table = Table(
         title=heading,
         title_style="bold",
-        caption=f"inner: {inner.backend}, sdma: {sdma.backend}",
+        caption=f"{inner.transport}: {inner.backend}, {sdma.transport}: {sdma.backend}",
     )
     table.add_column("")
-    for column in ("inner", "sdma", "difference"):
+    for column in (inner.transport, sdma.transport, "difference"):
         table.add_column(column, justify="right")
     rows = [
         ("ms per step (median)", "{:.1f}", inner.ms_per_step, sdma.ms_per_step),
@@ -143,11 +143,11 @@ def draw_losses(inner: Run, sdma: Run, heading: str, path: Path) -> None:
     curves.plot(steps, inner.losses, color="#9ecae1", linewidth=5, label=_label(inner))
     curves.plot(steps, sdma.losses, color="#b30000", linewidth=1.2, label=_label(sdma))
     curves.set_ylabel("loss (nats per byte)")
-    curves.legend(title="process group", alignment="left", frameon=False)
+    curves.legend(frameon=False)
 
     deltas = loss_differences(inner, sdma)
     difference.plot(steps, deltas, color="#b30000", linewidth=1.2)
-    difference.set_ylabel("sdma \N{MINUS SIGN} inner\n(nats per byte)")
+    difference.set_ylabel(f"{sdma.transport} \N{MINUS SIGN} {inner.transport}\n(nats per byte)")
     difference.set_xlabel("step")
     if largest == 0:
         difference.set_ylim(-1, 1)
@@ -166,4 +166,4 @@ def draw_losses(inner: Run, sdma: Run, heading: str, path: Path) -> None:
 
 
 def _label(run: Run) -> str:
-    return f"{run.backend}: {run.ms_per_step:.1f} ms a step"
+    return f"{run.transport}, {run.backend}: {run.ms_per_step:.1f} ms a step"
