@@ -146,7 +146,7 @@ class Zero2:
     def state_dict(self) -> dict[str, Any]:
         """This rank's parameters and the place in the random numbers, to be saved on every rank.
 
-        Raises RuntimeError between the micro-steps of a step: gradients are not saved.
+        Frozen parameters and the model's buffers are not in it. Raises RuntimeError between the micro-steps of a step: gradients are not saved.
         """
         self._refuse_within_step("state_dict")
         return {
