@@ -16,7 +16,7 @@ from torch.nn.utils import clip_grad_norm_
 import pg_sdma
 from common.gpt import GPT, GPTConfig
 from common.text import ByteBatches, load_text
-from pg_sdma.zero2 import AdamW, Zero2
+from pg_sdma.zero2 import AdamW, Zero2, reduction
 
 GPT_SIZES = GPTConfig(hidden=48, layers=3, heads=2, seq=32)
 LEARNING_RATE = 3e-4
@@ -337,7 +337,7 @@ def watch_reductions():
     """What happens in which order in one backward."""
     _, model, zero, generator = pair()
     events = []
-    reduce_scatter = dist.reduce_scatter_tensor
+    reduce_scatter = reduction._reduce_scatter
 
     def watched(output, input, **options):
         work = reduce_scatter(output, input, **options)
@@ -354,12 +354,12 @@ def watch_reductions():
 
     for index, block in enumerate(model.blocks):
         block[0].weight.register_hook(lambda grad, i=index: events.append(f"backward blocks.{i}"))
-    dist.reduce_scatter_tensor = watched
+    reduction._reduce_scatter = watched
     try:
         model.loss(tokens(generator)).backward()
         zero.finish()
     finally:
-        dist.reduce_scatter_tensor = reduce_scatter
+        reduction._reduce_scatter = reduce_scatter
     return events
 
 

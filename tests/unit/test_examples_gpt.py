@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,17 @@ def test_no_position_sees_a_later_byte() -> None:
         gpt(inputs, torch.zeros_like(inputs))
     differs = (logits[0] != logits[1]).any(dim=-1)
     assert differs.tolist() == [False] * 9 + [True] * 7
+
+
+def test_biases_start_at_zero_and_tied_weights_are_one() -> None:
+    gpt = GPT(replace(TINY, biases=True, tied=True, vocabulary=300))
+    gpt.initialise(seed=0)
+    biases = [p for name, p in gpt.named_parameters() if name.endswith("bias")]
+    assert len(biases) == 6 * TINY.layers + 1
+    assert not any(bias.any() for bias in biases)
+    assert gpt.head.weight is gpt.tokens.weight
+    assert gpt.head.weight.shape == (300, TINY.hidden)
+    assert gpt.head.weight.std().item() == pytest.approx(0.02, rel=0.1)
 
 
 def test_the_seed_decides_the_weights() -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 
 from pg_sdma.zero2.rounding import Key, accumulate
 
+# Since torch 2.13 `reduce_scatter_tensor` warns that it is deprecated.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
 
 class Buffer:
     """Room for the gradient of one unit at a time; zero whenever a unit takes it."""
@@ -33,13 +36,14 @@ class Reduction:
     def reduce_scatter(self, async_op: bool) -> dist.Work | None:
         """In place: this rank's part of the gradient becomes the sum. That is all ranks' by a
         factor, which `accumulate` applies: not every backend has an average."""
-        return dist.reduce_scatter_tensor(
+        work: dist.Work | None = _reduce_scatter(
             self.gradient[self._first :][: self.shard.numel()],
             self.gradient,
             op=dist.ReduceOp.SUM,
             group=self.group,
             async_op=async_op,
         )
+        return work
 
     def accumulate(self) -> None:
         """Adds the mean over the group, and zeroes the gradient."""

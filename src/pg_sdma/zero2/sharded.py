@@ -15,6 +15,9 @@ from pg_sdma.zero2 import layout
 from pg_sdma.zero2.reduction import reducer_for
 from pg_sdma.zero2.unit import Pool, Run, ShardedUnit
 
+# Since torch 2.13 `all_gather_into_tensor` warns that it is deprecated.
+_all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+
 
 class Zero2:
     """Shards the gradients of `model` over a group, one of its `blocks` after another.
@@ -146,7 +149,8 @@ class Zero2:
     def state_dict(self) -> dict[str, Any]:
         """This rank's parameters and the place in the random numbers, to be saved on every rank.
 
-        Frozen parameters and the model's buffers are not in it. Raises RuntimeError between the micro-steps of a step: gradients are not saved.
+        Frozen parameters and the model's buffers are not in it. Raises RuntimeError between the
+        micro-steps of a step: gradients are not saved.
         """
         self._refuse_within_step("state_dict")
         return {
@@ -198,7 +202,7 @@ class Zero2:
         for units in by_dtype.values():
             with c10d._coalescing_manager(self._group):
                 for unit in units:
-                    dist.all_gather_into_tensor(unit.flat, unit.own, group=self._group)
+                    _all_gather(unit.flat, unit.own, group=self._group)
 
     def _next_step(self) -> None:
         self._run.step += 1
