@@ -34,8 +34,8 @@ class Reduction:
     group: dist.ProcessGroup
 
     def reduce_scatter(self, async_op: bool) -> dist.Work | None:
-        """In place: this rank's part of the gradient becomes the sum. That is all ranks' by a
-        factor, which `accumulate` applies: not every backend has an average."""
+        """In place: this rank's part of the gradient becomes the sum over the ranks. `accumulate`
+        makes it the mean, in fp32."""
         work: dist.Work | None = _reduce_scatter(
             self.gradient[self._first :][: self.shard.numel()],
             self.gradient,
