@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import re
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -18,11 +19,11 @@ from common.gpt import GPT, GPTConfig
 from common.text import ByteBatches, load_text
 from pg_sdma.zero2 import AdamW, Zero2, reduction
 
-GPT_SIZES = GPTConfig(hidden=48, layers=3, heads=2, seq=32)
+GPT_SIZES = GPTConfig(hidden=32, layers=3, heads=2, seq=32)
 LEARNING_RATE = 3e-4
 
 
-def follow_ddp(steps, micro_steps, shard_dtype):
+def follow_ddp(steps, batch, micro_steps, shard_dtype):
     """Trains with DDP and with ZeRO-2; returns both losses of each step, (2, steps), mean over the
     ranks, and ZeRO-2's parameters."""
     model = GPT(GPT_SIZES)
@@ -35,15 +36,17 @@ def follow_ddp(steps, micro_steps, shard_dtype):
     zero = Zero2(model, model.blocks, shard_dtype=shard_dtype)
     sharded_optimizer = AdamW(zero, lr=LEARNING_RATE)
     batches = ByteBatches(
-        load_text(), 2 * micro_steps, GPT_SIZES.seq, 0, dist.get_rank(), dist.get_world_size()
+        load_text(), batch, GPT_SIZES.seq, 0, dist.get_rank(), dist.get_world_size()
     )
     losses = torch.zeros(2, steps, dtype=torch.float64)
     for step in range(steps):
         inputs, targets = (x.chunk(micro_steps) for x in batches(step))
-        for part in zip(inputs, targets, strict=True):
+        for micro_step, part in enumerate(zip(inputs, targets, strict=True)):
             for row, module in enumerate((ddp, model)):
-                loss = module(*part) / micro_steps
-                loss.backward()
+                last = micro_step == micro_steps - 1
+                with ddp.no_sync() if module is ddp and not last else nullcontext():
+                    loss = module(*part) / micro_steps
+                    loss.backward()
                 losses[row, step] += loss.detach()
         clip_grad_norm_(whole.parameters(), 1.0)
         zero.clip_grad_norm_(1.0)
@@ -66,20 +69,22 @@ def check_follows(results, bound):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_loss_follows_ddp(ranks, size):
-    check_follows(ranks(size).run(follow_ddp, 20, 2, torch.float32), 1e-6)
+    check_follows(ranks(size).run(follow_ddp, 20, 4, 2, torch.float32), 1e-6)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_loss_follows_ddp_for_long(ranks, size):
-    results = ranks(size).run(follow_ddp, 200, 2, torch.float32, timeout=280)
+    results = ranks(size).run(follow_ddp, 200, 4, 2, torch.float32, timeout=590)
     check_follows(results, 1e-6)
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_loss_with_bf16_shards_stays_close(ranks, size):
-    results = ranks(size).run(follow_ddp, 200, 8, torch.bfloat16, timeout=290)
+    results = ranks(size).run(follow_ddp, 200, 8, 8, torch.bfloat16, timeout=590)
     check_follows(results, 1e-3)
 
 
