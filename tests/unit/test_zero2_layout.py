@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from common.gpt import GPT, PRESETS
+from common.gpt import GPT, PRESETS, GPTConfig
 from pg_sdma.zero2 import gradient_bytes
 from pg_sdma.zero2.layout import Unit, units
 
@@ -98,11 +99,25 @@ def test_what_cannot_be_sharded_is_refused(
         units(model, change(model), 2)
 
 
-@pytest.mark.parametrize(("world_size", "mib"), [(1, 340), (2, 221), (4, 162), (8, 132)])
-def test_the_formula_gives_the_sizes_of_gpt_2(world_size: int, mib: int) -> None:
+SMALL = PRESETS["gpt2-124m"]
+LARGE = replace(SMALL, hidden=1600, layers=48, heads=25)
+
+
+@pytest.mark.parametrize(
+    ("config", "parameters", "world_size", "mib"),
+    [
+        (SMALL, 124_475_904, 2, 221),
+        (SMALL, 124_475_904, 4, 162),
+        (SMALL, 124_475_904, 8, 132),
+        (LARGE, 1_557_686_400, 8, 645),
+    ],
+)
+def test_the_formula_gives_the_sizes_of_gpt_2(
+    config: GPTConfig, parameters: int, world_size: int, mib: int
+) -> None:
     with torch.device("meta"):
-        model = GPT(PRESETS["gpt2-124m"])
-    assert model.parameter_count() == 124_475_904
+        model = GPT(config)
+    assert model.parameter_count() == parameters
     assert round(formula(model, world_size) / MIB) == mib
 
 
