@@ -6,12 +6,14 @@
 
 #include <pybind11/chrono.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 #include "gil_holder.h"
@@ -29,6 +31,15 @@ std::optional<T> optional_of(const py::dict& settings, const char* name) {
 Settings read_settings(const py::dict& dict) {
   Settings settings;
   settings.enabled = optional_of<bool>(dict, "enabled").value_or(settings.enabled);
+  if (const auto operations = optional_of<std::vector<std::string>>(dict, "ops")) {
+    const auto has = [&](const char* name) {
+      return std::find(operations->begin(), operations->end(), name) != operations->end();
+    };
+    settings.all_gathers = has("all_gather");
+    settings.reduce_scatters = has("reduce_scatter");
+  }
+  settings.landing_bytes =
+      optional_of<uint64_t>(dict, "landing_bytes").value_or(settings.landing_bytes);
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
   settings.strict = optional_of<bool>(dict, "strict").value_or(settings.strict);
@@ -62,10 +73,11 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
 }
 
 // The static rule, for its test.
-std::string refusal(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
-                    bool capturing, const std::string& why_no_transport, uint64_t min_bytes,
-                    uint64_t min_mean_bytes) {
-  return static_refusal({output_bytes, tensors, even, coalescing, capturing},
+std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
+                        bool capturing, const std::string& unsupported,
+                        const std::string& why_no_transport, uint64_t min_bytes,
+                        uint64_t min_mean_bytes) {
+  return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported},
                         {why_no_transport, min_bytes, min_mean_bytes});
 }
 
@@ -101,10 +113,11 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("log"));
 
-  module.def("_static_refusal", &refusal, py::kw_only(), py::arg("output_bytes"),
+  module.def("_static_refusal", &static_rule, py::kw_only(), py::arg("output_bytes"),
              py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
-             py::arg("capturing") = false, py::arg("why_no_transport") = "",
-             py::arg("min_bytes") = 0, py::arg("min_mean_bytes") = 0);
+             py::arg("capturing") = false, py::arg("unsupported") = "",
+             py::arg("why_no_transport") = "", py::arg("min_bytes") = 0,
+             py::arg("min_mean_bytes") = 0);
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

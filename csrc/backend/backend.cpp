@@ -8,31 +8,74 @@ namespace pg_sdma {
 
 WorkPtr SdmaBackend::_allgather_base(at::Tensor& output, at::Tensor& input,
                                      const c10d::AllgatherOptions& opts) {
+  if (!group().settings.all_gathers) {
+    return DelegatingBackend::_allgather_base(output, input, opts);
+  }
   return all_gather(Gather::Form::kIntoTensor, {output}, {input}, opts);
 }
 
 WorkPtr SdmaBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                      const c10d::AllgatherOptions& opts) {
+  if (!group().settings.all_gathers) {
+    return DelegatingBackend::allgather_into_tensor_coalesced(outputs, inputs, opts);
+  }
   return all_gather(Gather::Form::kIntoTensorCoalesced, outputs, inputs, opts);
 }
 
 WorkPtr SdmaBackend::allgather(TensorLists& outputs, Tensors& inputs,
                                const c10d::AllgatherOptions& opts) {
   // Several tensors a rank mean several devices a process, which only the inner may know.
-  if (outputs.size() != 1 || inputs.size() != 1) {
+  if (!group().settings.all_gathers || outputs.size() != 1 || inputs.size() != 1) {
     return DelegatingBackend::allgather(outputs, inputs, opts);
   }
   return all_gather(Gather::Form::kList, outputs[0], inputs, opts);
 }
 
+WorkPtr SdmaBackend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                          const c10d::ReduceScatterOptions& opts) {
+  if (!group().settings.reduce_scatters) {
+    return DelegatingBackend::_reduce_scatter_base(output, input, opts);
+  }
+  return reduce_scatter(ReduceScatter::Form::kTensor, {output}, {input}, opts);
+}
+
+WorkPtr SdmaBackend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                                     const c10d::ReduceScatterOptions& opts) {
+  if (!group().settings.reduce_scatters) {
+    return DelegatingBackend::reduce_scatter_tensor_coalesced(outputs, inputs, opts);
+  }
+  return reduce_scatter(ReduceScatter::Form::kTensorCoalesced, outputs, inputs, opts);
+}
+
+WorkPtr SdmaBackend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                                    const c10d::ReduceScatterOptions& opts) {
+  // As for lists of all-gathers.
+  if (!group().settings.reduce_scatters || outputs.size() != 1 || inputs.size() != 1) {
+    return DelegatingBackend::reduce_scatter(outputs, inputs, opts);
+  }
+  return reduce_scatter(ReduceScatter::Form::kList, outputs, inputs[0], opts);
+}
+
 WorkPtr SdmaBackend::all_gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
                                 const c10d::AllgatherOptions& opts) {
-  const bool known = !inputs.empty() && inputs[0].defined();
-  Lane& lane = known ? lane_for("all_gather", inputs[0].device().type()) : main_lane();
-  auto gather = std::make_shared<Gather>(form, rank_, size_, outputs, inputs, opts);
-  gather->facts.coalescing = coalescing_;
-  if (opts.timeout != c10d::kUnsetTimeout) gather->call.timeout = opts.timeout;
-  return keep(lane, lane.gather(std::move(gather)));
+  return run("all_gather", std::make_shared<Gather>(form, rank_, size_, outputs, inputs, opts),
+             opts.timeout);
+}
+
+WorkPtr SdmaBackend::reduce_scatter(ReduceScatter::Form form, const Tensors& outputs,
+                                    const Tensors& inputs, const c10d::ReduceScatterOptions& opts) {
+  return run("reduce_scatter",
+             std::make_shared<ReduceScatter>(form, rank_, size_, outputs, inputs, opts,
+                                             group().settings.landing_bytes),
+             opts.timeout);
+}
+
+WorkPtr SdmaBackend::run(const char* operation, std::shared_ptr<Collective> collective,
+                         std::chrono::milliseconds timeout) {
+  Lane& lane = collective->known() ? lane_for(operation, collective->device().type()) : main_lane();
+  collective->facts.coalescing = coalescing_;
+  if (timeout != c10d::kUnsetTimeout) collective->call.timeout = timeout;
+  return keep(lane, lane.run(std::move(collective)));
 }
 
 std::vector<Stats::Row> SdmaBackend::stats() const {

@@ -1,10 +1,13 @@
-// The c10d face of pg_sdma: takes the all-gather family, hands every other operation to the inner.
+// The c10d face of pg_sdma: takes the operations that PG_SDMA_OPS names, hands every other one to
+// the inner.
 #pragma once
 
 #include <memory>
 #include <vector>
 
 #include "backend/delegating.h"
+#include "backend/gather.h"
+#include "backend/reduce_scatter.h"
 
 namespace pg_sdma {
 
@@ -18,6 +21,12 @@ class SdmaBackend final : public DelegatingBackend {
                                           const c10d::AllgatherOptions& opts) override;
   WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
                     const c10d::AllgatherOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                          const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
 
   std::vector<Stats::Row> stats() const;
 
@@ -31,6 +40,10 @@ class SdmaBackend final : public DelegatingBackend {
  private:
   WorkPtr all_gather(Gather::Form form, const Tensors& outputs, const Tensors& inputs,
                      const c10d::AllgatherOptions& opts);
+  WorkPtr reduce_scatter(ReduceScatter::Form form, const Tensors& outputs, const Tensors& inputs,
+                         const c10d::ReduceScatterOptions& opts);
+  WorkPtr run(const char* operation, std::shared_ptr<Collective> collective,
+              std::chrono::milliseconds timeout);
 };
 
 }  // namespace pg_sdma

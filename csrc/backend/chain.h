@@ -9,18 +9,18 @@
 #include <string>
 #include <vector>
 
-#include "backend/gather.h"
+#include "backend/collective.h"
 
 namespace pg_sdma {
 
-// What a numbered gather needs from its lane.
+// What a numbered call needs from its lane.
 class Carrier {
  public:
   virtual ~Carrier() = default;
-  // Agrees on the route of the gather and carries it, through the chain's hooks; votes first where
+  // Agrees on the route of the call and carries it, through the chain's hooks; votes first where
   // the group has not. What went to the inner and has yet to complete is returned. Throws BadCall,
   // GroupFault.
-  virtual std::vector<WorkPtr> carry(Gather& gather) = 0;
+  virtual std::vector<WorkPtr> carry(Collective& collective) = 0;
 };
 
 class Chain {
@@ -29,7 +29,7 @@ class Chain {
 
   virtual ~Chain() = default;
 
-  // Whether asynchronous gathers are carried out by a thread of the chain's, which may block.
+  // Whether asynchronous calls are carried out by a thread of the chain's, which may block.
   virtual bool has_worker() const { return false; }
   // True while collectives of this rank have yet to be issued: later ones must be deferred.
   virtual bool defers() { return false; }
@@ -40,12 +40,12 @@ class Chain {
   virtual void before_inner() = 0;
   virtual void after_inner(const WorkPtr& work) = 0;
 
-  // Before the transport carries a gather.
+  // Before the transport carries a call.
   virtual void before_direct(Transport& transport) = 0;
 
-  // A gather that the static rule has passed, or will be asked about in its turn. Synchronous:
+  // A call that the static rule has passed, or will be asked about in its turn. Synchronous:
   // done, or ordered before the caller's stream, on return (null). Asynchronous: a Work.
-  virtual WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) = 0;
+  virtual WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) = 0;
 
   // Fails what waits, now and later, with GroupFault. From any thread, without the lane's mutex.
   virtual void abandon(const std::string&) {}

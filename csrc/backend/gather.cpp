@@ -1,43 +1,11 @@
 #include "backend/gather.h"
 
-#include <ATen/core/grad_mode.h>
+#include <ATen/ATen.h>
 
-#include <algorithm>
-#include <sstream>
+#include "backend/arguments.h"
 
 namespace pg_sdma {
 namespace {
-
-template <class... Parts>
-std::string say(const Parts&... parts) {
-  std::ostringstream text;
-  (text << ... << parts);
-  return text.str();
-}
-
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
-std::string shape(const at::Tensor& tensor) {
-  return say(c10::toString(tensor.scalar_type()), " tensor of shape ", tensor.sizes());
-}
-
-bool is_plain(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.layout() == at::kStrided;
-}
-
-// One name where all tensors have one dtype, else the names of all.
-std::string dtypes(const Tensors& tensors) {
-  if (tensors.empty()) return "no";
-  const auto same = [&](const at::Tensor& tensor) {
-    return tensor.scalar_type() == tensors[0].scalar_type();
-  };
-  std::string names = c10::toString(tensors[0].scalar_type());
-  if (std::all_of(tensors.begin(), tensors.end(), same)) return names;
-  for (size_t t = 1; t < tensors.size(); ++t) {
-    names += std::string("+") + c10::toString(tensors[t].scalar_type());
-  }
-  return names;
-}
 
 // Flat views of contiguous tensors [first, last), as bytes.
 Tensors byte_views(const Tensors& tensors, size_t first, size_t last) {
@@ -64,15 +32,11 @@ bool written_while_read(const Piece& piece, int rank) {
 
 Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
                const c10d::AllgatherOptions& options)
-    : async(options.asyncOp),
-      type(form == Form::kList         ? c10d::OpType::ALLGATHER
-           : form == Form::kIntoTensor ? c10d::OpType::_ALLGATHER_BASE
-                                       : c10d::OpType::ALLGATHER_COALESCED),
+    : Collective(form == Form::kList         ? c10d::OpType::ALLGATHER
+                 : form == Form::kIntoTensor ? c10d::OpType::_ALLGATHER_BASE
+                                             : c10d::OpType::ALLGATHER_COALESCED,
+                 rank, world, std::move(outputs), std::move(inputs), options.asyncOp),
       form_(form),
-      rank_(rank),
-      world_(world),
-      outputs_(std::move(outputs)),
-      inputs_(std::move(inputs)),
       options_(options) {
   call.operation = name();
   call.dtype = dtypes(inputs_);
@@ -115,23 +79,7 @@ std::string Gather::check() const {
     return say(who, "expected as many outputs as inputs, got ", outputs_.size(), " outputs and ",
                inputs_.size(), " inputs");
   }
-  const at::Device device = inputs_[0].defined() ? inputs_[0].device() : at::Device(at::kCPU);
-  for (const Tensors* tensors : {&inputs_, &outputs_}) {
-    for (const at::Tensor& tensor : *tensors) {
-      const char* which = tensors == &inputs_ ? "an input" : "an output";
-      if (!is_plain(tensor)) return say(who, "expected dense tensors, ", which, " is not");
-      if (tensor.device() != device) {
-        return say(who, "expected all tensors on ", device, ", ", which, " is on ",
-                   tensor.device());
-      }
-      // gloo copies for its callers, NCCL asks for contiguous tensors: each inner's users get what
-      // they are used to.
-      if (!device.is_cpu() && !tensor.is_contiguous()) {
-        return say(who, "expected contiguous tensors, ", which, " (", shape(tensor),
-                   ") is not; pass tensor.contiguous()");
-      }
-    }
-  }
+  if (std::string wrong = check_tensors(who); !wrong.empty()) return wrong;
   for (size_t t = 0; t < outputs_.size(); ++t) {
     const at::Tensor& input = inputs_[list ? 0 : t];
     const at::Tensor& output = outputs_[t];
@@ -159,16 +107,9 @@ WorkPtr Gather::on_inner(c10d::Backend& inner) {
   return inner.allgather(lists, inputs_, options_);
 }
 
-void Gather::lay_out() {
-  if (!call.invalid.empty()) return;
-  try {
-    const at::NoGradGuard no_grad;
-    call.pieces.reserve(inputs_.size());
-    for (size_t t = 0; t < inputs_.size(); ++t) add_piece(t);
-  } catch (const std::exception& error) {
-    call.pieces.clear();
-    call.invalid = say("rank ", rank_, ": ", call.operation, ": ", first_line(error.what()));
-  }
+void Gather::add_tensors() {
+  call.pieces.reserve(inputs_.size());
+  for (size_t t = 0; t < inputs_.size(); ++t) add_piece(t);
 }
 
 void Gather::add_piece(size_t t) {
@@ -190,12 +131,6 @@ void Gather::add_piece(size_t t) {
     piece.input = input.const_data_ptr();
   }
   call.pieces.push_back(std::move(piece));
-}
-
-void* Gather::landing(const at::Tensor& output) {
-  if (output.is_contiguous()) return output.mutable_data_ptr();
-  stand_ins_.emplace_back(output, at::empty(output.sizes(), output.options()));
-  return stand_ins_.back().second.mutable_data_ptr();
 }
 
 Call Gather::part(size_t first, size_t last) const {
@@ -232,11 +167,6 @@ std::vector<WorkPtr> Gather::part_on_inner(c10d::Backend& inner, size_t first, s
     works.push_back(inner.allgather(outputs, inputs, options_));
   }
   return works;
-}
-
-void Gather::finish() {
-  const at::NoGradGuard no_grad;
-  for (const auto& [output, stand_in] : stand_ins_) output.copy_(stand_in);
 }
 
 }  // namespace pg_sdma

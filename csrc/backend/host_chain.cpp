@@ -54,16 +54,17 @@ class HostChain final : public Chain {
 
   void before_direct(Transport&) override {}
 
-  WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
-    if (!gather->async && !defers()) {
-      carry(*gather, carrier);
+  WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) override {
+    if (!collective->async && !defers()) {
+      carry(*collective, carrier);
       return nullptr;
     }
-    const WorkPtr work = post(gather->type, gather->outputs(), [this, gather, &carrier] {
-      carry(*gather, carrier);
-      return WorkPtr();
-    });
-    if (gather->async) return work;
+    const WorkPtr work =
+        post(collective->type, collective->outputs(), [this, collective, &carrier] {
+          carry(*collective, carrier);
+          return WorkPtr();
+        });
+    if (collective->async) return work;
     work->wait();
     return nullptr;
   }
@@ -108,7 +109,7 @@ class HostChain final : public Chain {
     }
   }
 
-  void carry(Gather& gather, Carrier& carrier) {
+  void carry(Collective& collective, Carrier& carrier) {
     // Before the call is published: from then on peers may read the input.
     for (; !inners_.empty(); inners_.pop_front()) {
       const WorkPtr before = inners_.front().lock();
@@ -121,8 +122,8 @@ class HostChain final : public Chain {
         // Its failure is told by its own Work; here only its end matters.
       }
     }
-    for (const WorkPtr& work : carrier.carry(gather)) await(work);
-    gather.finish();
+    for (const WorkPtr& work : carrier.carry(collective)) await(work);
+    collective.finish();
   }
 
   // Waits for an operation of the inner, but not past abandon(): a gloo operation goes on until its

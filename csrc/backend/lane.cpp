@@ -41,6 +41,13 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   return options;
 }
 
+// What may go direct; empty when nothing may.
+std::string operations(const Settings& settings, c10::DeviceType device) {
+  std::string names = settings.all_gathers ? "all-gathers" : "";
+  if (!settings.reduce_scatters || device != c10::kCPU) return names;
+  return names + (names.empty() ? "" : " and ") + "reduce-scatters";
+}
+
 // A torch that was not built for a device has no streams of it, and no tensors on it either.
 std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
   const bool has_streams = device != c10::kCPU && c10::impl::hasDeviceGuardImpl(device);
@@ -75,23 +82,23 @@ Lane::~Lane() {
   (void)new std::shared_ptr<DirectPull>(transport_);
 }
 
-WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
+WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   check_fork();
   std::lock_guard<std::timed_mutex> lock(mutex_);
-  TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ", gather->call.operation,
-                   ": group ", group_->name, " has been destroyed");
-  if (gather->call.timeout.count() <= 0) gather->call.timeout = timeout_.load();
+  TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ",
+                   collective->call.operation, ": group ", group_->name, " has been destroyed");
+  if (collective->call.timeout.count() <= 0) collective->call.timeout = timeout_.load();
   try {
     // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must
     // not hold up their caller: a peer may be waiting for what the caller does next.
-    const bool later = chain_->defers() || (chain_->has_worker() && gather->async && !voted_ &&
-                                            !gather->facts.coalescing);
+    const bool later = chain_->defers() || (chain_->has_worker() && collective->async && !voted_ &&
+                                            !collective->facts.coalescing);
     if (!later) {
-      prepare(*gather);
-      const std::string refusal = static_refusal(gather->facts, policy_);
-      if (!refusal.empty()) return take_inner(*gather, refusal);
+      prepare(*collective);
+      const std::string refusal = static_refusal(collective->facts, policy_);
+      if (!refusal.empty()) return take_inner(*collective, refusal);
     }
-    return chain_->gather(std::move(gather), *this);
+    return chain_->run(std::move(collective), *this);
   } catch (const BadCall& error) {
     // The exception that the device's usual inner throws: gloo a RuntimeError, NCCL a ValueError.
     TORCH_CHECK(device_ != c10::kCPU, error.what());
@@ -101,32 +108,32 @@ WorkPtr Lane::gather(std::shared_ptr<Gather> gather) {
   }
 }
 
-std::vector<WorkPtr> Lane::carry(Gather& gather) {
-  if (!voted_) prepare(gather);
+std::vector<WorkPtr> Lane::carry(Collective& collective) {
+  if (!voted_) prepare(collective);
   std::vector<WorkPtr> pending;
   const auto add = [&](const WorkPtr& work) {
     if (work) pending.push_back(work);
   };
-  if (const std::string refusal = static_refusal(gather.facts, policy_); !refusal.empty()) {
-    add(take_inner(gather, refusal));
+  if (const std::string refusal = static_refusal(collective.facts, policy_); !refusal.empty()) {
+    add(take_inner(collective, refusal));
     return pending;
   }
-  gather.lay_out();
-  const size_t tensors = gather.call.pieces.size();
+  collective.lay_out();
+  const size_t tensors = collective.tensors();
   size_t first = 0;
   do {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
-    const Call part = gather.part(first, last);
+    const Call part = collective.part(first, last);
     const Decision decision = transport_->agree(part);
-    stats_.count(part.operation, decision.reason, part.output_bytes());
+    stats_.count(part.operation, decision.reason, part.total_bytes());
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
       chain_->before_direct(*transport_);
-      transport_->carry(part);
+      collective.carry(*transport_, part);
     } else {
-      refuse_silence(gather, decision.reason);
+      refuse_silence(collective, decision.reason);
       chain_->before_inner();
-      for (const WorkPtr& work : gather.part_on_inner(*inner_, first, last)) {
+      for (const WorkPtr& work : collective.part_on_inner(*inner_, first, last)) {
         chain_->after_inner(work);
         add(work);
       }
@@ -136,27 +143,27 @@ std::vector<WorkPtr> Lane::carry(Gather& gather) {
   return pending;
 }
 
-WorkPtr Lane::take_inner(Gather& gather, const std::string& reason) {
-  if (!gather.call.invalid.empty()) throw BadCall(gather.call.invalid);
-  refuse_silence(gather, reason);
-  stats_.count(gather.call.operation, reason, gather.facts.output_bytes);
+WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
+  if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
+  refuse_silence(collective, reason);
+  stats_.count(collective.call.operation, reason, collective.facts.output_bytes);
   chain_->before_inner();
-  WorkPtr work = gather.on_inner(*inner_);
+  WorkPtr work = collective.on_inner(*inner_);
   chain_->after_inner(work);
   return work;
 }
 
-void Lane::refuse_silence(const Gather& gather, const std::string& reason) const {
+void Lane::refuse_silence(const Collective& collective, const std::string& reason) const {
   TORCH_CHECK(!group_->settings.strict || off_everywhere_, "rank ", group_->rank,
-              ": PG_SDMA_STRICT=1: ", gather.call.operation, " of group ", group_->name,
+              ": PG_SDMA_STRICT=1: ", collective.call.operation, " of group ", group_->name,
               " would use the inner backend ", inner_->getBackendName(), ": ", reason);
 }
 
-void Lane::prepare(Gather& gather) {
+void Lane::prepare(Collective& collective) {
   if (const std::string why = fault(); !why.empty()) throw GroupFault(why);
-  if (!engine_ && !voted_) make_engine(gather.device());
-  gather.facts.capturing = engine_ && engine_->capturing();
-  if (!voted_ && !gather.facts.capturing && !gather.facts.coalescing) vote();
+  if (!engine_ && !voted_) make_engine(collective.device());
+  collective.facts.capturing = engine_ && engine_->capturing();
+  if (!voted_ && !collective.facts.capturing && !collective.facts.coalescing) vote();
 }
 
 void Lane::make_engine(c10::Device device) {
@@ -198,12 +205,12 @@ void Lane::vote() {
   off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
   policy_.min_bytes = group_->settings.min_bytes.value_or(0);
-  if (group_->rank == 0 && log_function()) {
-    const std::string how =
-        transport_ ? "all-gathers read the peers' memory directly"
-                   : "all-gathers use " + inner_->getBackendName() + ": " + result.reason;
+  const std::string which = operations(group_->settings, device_);
+  if (group_->rank == 0 && log_function() && !which.empty()) {
+    const std::string how = transport_ ? " read the peers' memory directly"
+                                       : " use " + inner_->getBackendName() + ": " + result.reason;
     log_function()("group " + group_->name + " on " + c10::DeviceTypeName(device_, true) + ", " +
-                   std::to_string(group_->size) + " ranks: " + how);
+                   std::to_string(group_->size) + " ranks: " + which + how);
   }
 }
 

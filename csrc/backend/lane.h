@@ -23,6 +23,9 @@ namespace pg_sdma {
 // The settings of src/pg_sdma/settings.py, which declares and documents them, as C++ needs them.
 struct Settings {
   bool enabled = true;
+  bool all_gathers = true;       // go direct
+  bool reduce_scatters = false;  // go direct
+  uint64_t landing_bytes = uint64_t{64} << 20;
   std::optional<uint64_t> min_bytes;  // none: the engine's default
   std::optional<double> patience_ms;  // none: the engine's default
   bool strict = false;
@@ -68,9 +71,9 @@ class Lane final : private Carrier {
     return work;
   }
 
-  // Carries an all-gather by the route that the group agrees on. Null when it was synchronous and
-  // ran here, or when the inner returned null.
-  WorkPtr gather(std::shared_ptr<Gather> gather);
+  // Carries a call by the route that the group agrees on. Null when it was synchronous and ran
+  // here, or when the inner returned null.
+  WorkPtr run(std::shared_ptr<Collective> collective);
 
   std::vector<Stats::Row> stats() const { return stats_.rows(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
@@ -80,21 +83,21 @@ class Lane final : private Carrier {
   void check_fork() const;
 
   // Ends this rank's part in the transport; the inner is left to the caller. What is pending gets a
-  // moment to complete, then fails. Later gathers raise.
+  // moment to complete, then fails. Later calls of run() raise.
   void shutdown();
-  // The same at the end of the process, whose last gathers may still go to the inner.
+  // The same at the end of the process, whose last calls may still go to the inner.
   void detach();
-  // Fails what is pending and every later gather, here and on the peers. From any thread.
+  // Fails what is pending and every later call of run(), here and on the peers. From any thread.
   void abort();
 
  private:
-  std::vector<WorkPtr> carry(Gather& gather) override;
+  std::vector<WorkPtr> carry(Collective& collective) override;
 
-  void prepare(Gather& gather);
+  void prepare(Collective& collective);
   void make_engine(c10::Device device);
   void vote();
-  WorkPtr take_inner(Gather& gather, const std::string& reason);
-  void refuse_silence(const Gather& gather, const std::string& reason) const;
+  WorkPtr take_inner(Collective& collective, const std::string& reason);
+  void refuse_silence(const Collective& collective, const std::string& reason) const;
   void leave(bool process_ends);
   void end(const std::string& why);
   std::string fault() const;

@@ -9,11 +9,12 @@ namespace pg_sdma {
 // What the static rule may look at. Never addresses, streams or the own input: those may differ
 // between ranks, and then so would the route.
 struct CallFacts {
-  uint64_t output_bytes = 0;
+  uint64_t output_bytes = 0;  // of all ranks; of a reduce-scatter, of its input
   uint32_t tensors = 1;
   bool even = true;         // every rank's shard has one size
   bool coalescing = false;  // between startCoalescing and endCoalescing
   bool capturing = false;   // into a device graph
+  std::string unsupported;  // why calls of this kind have no direct form; empty when they have one
 };
 
 // What the vote agreed on for a group.

@@ -1,4 +1,4 @@
-// Counts of a lane's all-gathers by operation, route and reason.
+// Counts of a lane's operations by name, route and reason.
 #pragma once
 
 #include <cstdint>
@@ -15,14 +15,14 @@ class Stats {
   using Row = std::tuple<std::string, std::string, std::string, int64_t, int64_t>;
 
   // `reason` is empty for the direct route.
-  void count(const std::string& operation, const std::string& reason, uint64_t output_bytes) {
+  void count(const std::string& operation, const std::string& reason, uint64_t total_bytes) {
     std::lock_guard<std::mutex> lock(mutex_);
     Count& count = counts_[{operation, reason}];
     ++count.calls;
-    count.bytes += static_cast<int64_t>(output_bytes);
+    count.bytes += static_cast<int64_t>(total_bytes);
   }
 
-  // (operation, route, reason, calls, output bytes)
+  // (operation, route, reason, calls, bytes: see Call::total_bytes)
   std::vector<Row> rows() const {
     std::lock_guard<std::mutex> lock(mutex_);
     std::vector<Row> rows;

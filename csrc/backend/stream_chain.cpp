@@ -58,11 +58,11 @@ class StreamChain final : public Chain {
     direct_is_last_ = true;
   }
 
-  WorkPtr gather(std::shared_ptr<Gather> gather, Carrier& carrier) override {
+  WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) override {
     reap();
-    device_ = gather->device();
-    std::vector<WorkPtr> pending = carrier.carry(*gather);
-    if (!gather->async) {
+    device_ = collective->device();
+    std::vector<WorkPtr> pending = carrier.carry(*collective);
+    if (!collective->async) {
       if (direct_is_last_) queue_->caller_follows();
       if (pending.empty()) return nullptr;
       return c10::make_intrusive<JointWork>(std::move(pending));
@@ -70,10 +70,10 @@ class StreamChain final : public Chain {
     if (queue_ == nullptr) return c10::make_intrusive<JointWork>(std::move(pending));
     auto kept = std::make_shared<StreamWork::Kept>();
     kept->end = queue_->mark();
-    kept->gather = gather;
+    kept->collective = collective;
     kept_.push_back(kept);
-    WorkPtr work =
-        c10::make_intrusive<StreamWork>(gather->type, kept, gather->device(), gather->outputs());
+    WorkPtr work = c10::make_intrusive<StreamWork>(collective->type, kept, collective->device(),
+                                                   collective->outputs());
     if (pending.empty()) return work;
     pending.push_back(std::move(work));
     return c10::make_intrusive<JointWork>(std::move(pending));
@@ -95,16 +95,16 @@ class StreamChain final : public Chain {
     }
   }
 
-  // Drops the tensors of asynchronous gathers that have ended and that nobody waited for.
+  // Drops the tensors of asynchronous calls that have ended and that nobody waited for.
   void reap() {
-    while (!kept_.empty() && (!kept_.front()->gather || kept_.front()->end->passed())) {
+    while (!kept_.empty() && (!kept_.front()->collective || kept_.front()->end->passed())) {
       kept_.pop_front();
     }
   }
 
   const c10::impl::VirtualGuardImpl guard_;
   Queue* queue_ = nullptr;             // the transport's, once it has carried something
-  std::optional<c10::Device> device_;  // of the last gather
+  std::optional<c10::Device> device_;  // of the last call
   bool direct_is_last_ = false;
   std::optional<c10::Stream> inner_stream_;
   c10::weak_intrusive_ptr<c10d::Work> inner_work_{WorkPtr()};

@@ -27,7 +27,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
 
 void StreamWork::synchronize() {
   kept_->end->caller_follows();
-  kept_->gather.reset();
+  kept_->collective.reset();
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> StreamWork::getFuture() {

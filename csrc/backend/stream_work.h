@@ -1,4 +1,4 @@
-// The Work of an asynchronous gather on device tensors.
+// The Work of an asynchronous call on device tensors.
 #pragma once
 
 #include <c10/core/Stream.h>
@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "backend/gather.h"
+#include "backend/collective.h"
 
 namespace pg_sdma {
 
@@ -29,18 +29,18 @@ class StreamGuard {
 
 class StreamWork final : public c10d::Work {
  public:
-  // What has to stay alive until the caller's stream is ordered behind the gather, or it has ended.
+  // What has to stay alive until the caller's stream is ordered behind the call, or it has ended.
   struct Kept {
     std::shared_ptr<Queue::Marker> end;
-    std::shared_ptr<Gather> gather;
+    std::shared_ptr<Collective> collective;
   };
 
   StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Device device, Tensors outputs);
 
   bool isCompleted() override { return kept_->end->passed(); }
   bool isSuccess() const override { return true; }
-  // Orders the caller's current stream behind the gather. With a timeout the host waits too, and
-  // an unfinished gather throws.
+  // Orders the caller's current stream behind the collective. With a timeout the host waits too,
+  // and an unfinished call throws.
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }

@@ -24,7 +24,8 @@ struct CallRecord {
   uint32_t call_tensors = 0;  // of the call that it is a part of
   char operation[40] = {};
   char dtype[20] = {};
-  uint64_t output_bytes = 0;  // of the call
+  char reduction[44] = {};   // of a reduce-scatter
+  uint64_t total_bytes = 0;  // of the call
   union {
     std::array<Place, kMaxTensors> places{};  // kShareable
     char why[256];                            // kUnshareable, kInvalid

@@ -65,9 +65,12 @@ std::string told(int rank, const CallRecord& record) {
     return std::string("Bad arguments on ") + record.why;  // which begins with the rank
   }
   std::ostringstream text;
-  text << "Rank " << rank << ": " << record.operation << " of " << record.call_tensors << " "
-       << record.dtype << (record.call_tensors == 1 ? " tensor" : " tensors") << ", "
-       << record.output_bytes << " bytes of output";
+  const bool reduces = record.reduction[0] != 0;
+  text << "Rank " << rank << ": " << record.operation;
+  if (reduces) text << " (" << record.reduction << ")";
+  text << " of " << record.call_tensors << " " << record.dtype
+       << (record.call_tensors == 1 ? " tensor" : " tensors") << ", " << record.total_bytes
+       << (reduces ? " bytes of input" : " bytes of output");
   return text.str();
 }
 
@@ -77,13 +80,28 @@ std::vector<uint64_t> Call::shards() const {
   if (!whole.empty()) return whole;
   std::vector<uint64_t> bytes;
   for (const Piece& piece : pieces) bytes.push_back(piece.bytes);
+  for (const Share& share : shares) bytes.push_back(share.bytes);
   return bytes;
 }
 
-uint64_t Call::output_bytes() const {
+uint64_t Call::total_bytes() const {
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes * piece.outputs.size();
+  for (const Share& share : shares) bytes += share.bytes * share.slices.size();
   return bytes;
+}
+
+std::vector<Region> Call::regions() const {
+  std::vector<Region> regions;
+  for (const Piece& piece : pieces) regions.push_back({piece.input, piece.bytes});
+  for (const Share& share : shares) {
+    if (listed) {
+      for (const void* slice : share.slices) regions.push_back({slice, share.bytes});
+    } else {
+      regions.push_back({share.slices[0], share.bytes * share.slices.size()});
+    }
+  }
+  return regions;
 }
 
 // The page as Agreement sees it: copies records where they are needed and rings who may sleep.
@@ -179,6 +197,10 @@ DirectPull::~DirectPull() {
   page_.depart(options_.rank);
 }
 
+std::unique_ptr<Waiter> DirectPull::waiter(const Call& call) {
+  return std::make_unique<HostWaiter>(*this, call);
+}
+
 Decision DirectPull::agree(const Call& call) {
   check_fault();
   carrying_ = false;
@@ -254,19 +276,25 @@ void DirectPull::carry(const Call& call) {
     program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
   }
   HostWaiter waiter(*this, call);
-  try {
+  guarded(call, [&] {
     if (watchdog_) {
-      watchdog_->watch(number_, call.operation, call.output_bytes(), Clock::now() + call.timeout);
+      watchdog_->watch(number_, call.operation, call.total_bytes(), Clock::now() + call.timeout);
     }
     queue_->run(program_, waiter);
     // A rank that raises gives its input away, perhaps while this one was reading it.
     if (!engine_->stream_ordered()) check_fault();
     sharing_.settle(number_, /*direct=*/true);
+  });
+}
+
+void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
+  try {
+    body();
   } catch (const GroupFault&) {
     throw;
   } catch (const CopyFailed& error) {
     std::string who;
-    for (int peer = 0; peer < world; ++peer) {
+    for (int peer = 0; peer < options_.world; ++peer) {
       if (static_cast<uint64_t>(peers_->pid(peer)) != error.space) continue;
       who = "the memory of rank " + std::to_string(peer) + " cannot be read, look at its output: ";
     }
@@ -321,11 +349,13 @@ CallRecord DirectPull::describe(const Call& call) {
   CallRecord record;
   put(record.operation, call.operation);
   put(record.dtype, call.dtype);
-  record.tensors = static_cast<uint32_t>(call.pieces.size());
+  put(record.reduction, call.reduction);
+  const std::vector<Region> regions = call.regions();
+  record.tensors = static_cast<uint32_t>(regions.size());
   const std::vector<uint64_t> shards = call.shards();
   record.call_tensors = static_cast<uint32_t>(shards.size());
   for (const uint64_t bytes : shards) {
-    record.output_bytes += bytes * static_cast<uint64_t>(options_.world);
+    record.total_bytes += bytes * static_cast<uint64_t>(options_.world);
   }
   if (!call.invalid.empty()) {
     record.summary.state = CallState::kInvalid;
@@ -335,14 +365,14 @@ CallRecord DirectPull::describe(const Call& call) {
   Fingerprint fingerprint;
   fingerprint.add(call.operation);
   fingerprint.add(call.dtype);
+  fingerprint.add(call.reduction);
   // Of the whole call, so that its parts agree, or fail, all alike.
   for (const uint64_t bytes : shards) fingerprint.add(bytes);
   record.summary.signature = fingerprint.value();
   try {
-    for (size_t t = 0; t < call.pieces.size(); ++t) {
-      const Piece& piece = call.pieces[t];
-      if (piece.bytes == 0) continue;
-      record.places[t] = sharing_.publish(piece.input, piece.bytes);
+    for (size_t t = 0; t < regions.size(); ++t) {
+      if (regions[t].bytes == 0) continue;
+      record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes);
     }
   } catch (const CannotShare& error) {
     record.summary.state = CallState::kUnshareable;
@@ -353,13 +383,14 @@ CallRecord DirectPull::describe(const Call& call) {
 
 bool DirectPull::open_exports(const Call& call, std::string& why_not) {
   try {
+    const std::vector<Region> regions = call.regions();
     for (int peer = 0; peer < options_.world; ++peer) {
       if (peer == options_.rank) continue;
       for (uint32_t t = 0; t < records_[peer].tensors; ++t) {
         const Place& place = records_[peer].places[t];
         if (place.export_id == 0) continue;  // an empty tensor
         const Mapping found = sharing_.open(peer, place.export_id, number_);
-        const size_t bytes = call.pieces[t].bytes;  // the same on every rank: the records agree
+        const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
         if (bytes > found.bytes || place.offset > found.bytes - bytes) {
           throw CannotShare("a tensor outside of its export");
         }
@@ -439,8 +470,9 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
     page_.copy_record(rank, slot, record);
     text << told(rank, record) << ". ";
   }
-  text << "No rank has started; make the same call with the same sizes and dtype on every rank "
-          "(first to differ: rank "
+  text << "No rank has started; make the same call with the same sizes, dtype and reduction on "
+          "every "
+          "rank (first to differ: rank "
        << verdict.rank << ").";
   return text.str();
 }
@@ -448,9 +480,10 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
 std::string DirectPull::who_is_missing(const Call& call, int rank, const char* what) const {
   std::ostringstream text;
   text << "rank " << options_.rank << ": " << call.operation << " (operation " << number_
-       << " of group " << options_.group << ", " << call.output_bytes()
-       << " bytes of output) timed out after " << call.timeout.count() << " ms: rank " << rank
-       << " " << what << " (it has agreed on " << page_.consumed(rank)
+       << " of group " << options_.group << ", " << call.total_bytes()
+       << (call.reduces() ? " bytes of input" : " bytes of output") << ") timed out after "
+       << call.timeout.count() << " ms: rank " << rank << " " << what << " (it has agreed on "
+       << page_.consumed(rank)
        << " operations). Look for that rank's error, or raise the group's timeout.";
   return text.str();
 }

@@ -1,7 +1,9 @@
-// All-gathers in which every rank pulls its peers' shards from where they lie.
+// All-gathers and reduce-scatters in which every rank pulls what it needs of its peers' tensors
+// from where they lie.
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,6 +36,7 @@ class DirectPull final : public Transport {
 
   Decision agree(const Call& call) override;
   void carry(const Call& call) override;
+  void reduce(const Call& call, Reducer& reducer) override;
   Queue& queue() override { return *queue_; }
   void abort(const std::string& why) override;
 
@@ -57,6 +60,19 @@ class DirectPull final : public Transport {
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
   void copy_from(int peer, const Call& call, const Wave& wave);
+
+  // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
+  struct Landing {
+    size_t share = 0;
+    size_t offset = 0;
+    size_t bytes = 0;
+    size_t at = 0;
+  };
+  static std::vector<std::vector<Landing>> landings(const Call& call, size_t room);
+  void land_from(int peer, const Call& call, const std::vector<Landing>& parts, void* to);
+  // Runs `body`, part of a direct operation: whatever it throws breaks the group.
+  void guarded(const Call& call, const std::function<void()>& body);
+  std::unique_ptr<Waiter> waiter(const Call& call);
 
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);

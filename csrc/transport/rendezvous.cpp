@@ -152,7 +152,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& step,
   }
   if (!missing.empty()) {
     throw std::runtime_error(
-        "rank " + std::to_string(options_.rank) + ": the first all-gather of group " +
+        "rank " + std::to_string(options_.rank) + ": the first direct operation of group " +
         options_.group + " waited " + std::to_string(timeout.count()) + " ms in vain for " +
         missing + " to make it (step " + step + " of the vote). Look for that rank's error.");
   }

@@ -1,5 +1,5 @@
-// How a group does an all-gather without the inner. Knows ranks, bytes and addresses; knows no
-// tensors and no c10d.
+// How a group does all-gathers and reduce-scatters without the inner. Knows ranks, bytes and
+// addresses; knows no tensors and no c10d.
 #pragma once
 
 #include <chrono>
@@ -13,25 +13,63 @@
 
 namespace pg_sdma {
 
-// One tensor of a call: the own shard, and where the shard of every rank goes.
+// One tensor of an all-gather: the own shard, and where the shard of every rank goes.
 struct Piece {
   const void* input = nullptr;
   size_t bytes = 0;            // of one shard
   std::vector<void*> outputs;  // one a rank, `bytes` each
 };
 
-// One all-gather call of this rank.
+// One tensor of a reduce-scatter: what every rank takes of the own input, and the own sum.
+struct Share {
+  size_t tensor = 0;                // its index in the user's call
+  std::vector<const void*> slices;  // one a rank, `bytes` each, one behind the other unless listed
+  size_t bytes = 0;        // a whole number of elements, each of at most kMostElement bytes
+  void* output = nullptr;  // `bytes`; it may be the own slice
+};
+constexpr size_t kMostElement = 16;
+
+// What peers read of this rank's memory: within one allocation.
+struct Region {
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+
+// One call of this rank: an all-gather's pieces, or a reduce-scatter's shares.
 struct Call {
   std::string operation;  // the name users know it by
   std::string dtype;
+  std::string reduction;  // of a reduce-scatter, in words: every rank's must be the same
   std::vector<Piece> pieces;
-  // Where this is part of a longer call: bytes of a shard of each tensor of all of it.
+  std::vector<Share> shares;
+  bool listed = false;  // the slices are tensors of their own: one share, at most kMaxTensors ranks
+  // Where this is part of a longer call: bytes of a shard or slice of each tensor of all of it.
   std::vector<uint64_t> whole;
   std::string invalid;  // why the arguments are bad; empty when they are good
   std::chrono::milliseconds timeout{0};
 
-  std::vector<uint64_t> shards() const;  // `whole`, or the bytes of each piece
-  uint64_t output_bytes() const;         // of all pieces
+  bool reduces() const { return !reduction.empty(); }
+  std::vector<uint64_t> shards() const;  // `whole`, or the bytes of each piece or share
+  // Of all ranks together: an all-gather's output, a reduce-scatter's input.
+  uint64_t total_bytes() const;
+  // The i-th piece or share is the i-th region, with the slice for rank r at r * bytes; where the
+  // slices are listed, the slice for rank r is region r.
+  std::vector<Region> regions() const;
+};
+
+// Sums what has landed. Used by one call at a time.
+class Reducer {
+ public:
+  virtual ~Reducer() = default;
+  // So many bytes of each peer's slices may land at a time: a multiple of kMostElement.
+  virtual size_t room() const = 0;
+  // Where they land: room() bytes for each peer, aligned to kMostElement.
+  virtual void* landing(int peer) = 0;
+  // Bytes [offset, offset + bytes) of every rank's slice are here, `slices` in rank order: writes
+  // the same bytes of share.output, of which slices[own rank] may be the old contents. What is
+  // reduced of a share at a time makes no difference to its result.
+  virtual void reduce(const Share& share, size_t offset, size_t bytes,
+                      const std::vector<const void*>& slices) = 0;
 };
 
 // Which way one operation goes, the same on all ranks.
@@ -61,9 +99,12 @@ class Transport {
   // BadCall on every rank when any rank's arguments are bad; throws GroupFault.
   virtual Decision agree(const Call& call) = 0;
 
-  // Carries out the call that agree() just called direct: on the calling thread, or enqueued on
-  // queue() where the engine is stream-ordered.
+  // Carries out the all-gather that agree() just called direct: on the calling thread, or enqueued
+  // on queue() where the engine is stream-ordered.
   virtual void carry(const Call& call) = 0;
+
+  // The same for a reduce-scatter. Of an engine whose programs run on the calling thread.
+  virtual void reduce(const Call& call, Reducer& reducer) = 0;
 
   virtual Queue& queue() = 0;
 

@@ -19,6 +19,7 @@ def _static_refusal(
     even: bool = True,
     coalescing: bool = False,
     capturing: bool = False,
+    unsupported: str = "",
     why_no_transport: str = "",
     min_bytes: int = 0,
     min_mean_bytes: int = 0,

@@ -21,6 +21,7 @@ PREFIX = "PG_SDMA"
 # Read by setup.py when the extension is built, and by nothing at run time.
 BUILD_VARIABLES = ("PG_SDMA_SANITIZE",)
 INNER_DEFAULTS = {"cpu": "gloo", "cuda": "nccl"}
+OPERATIONS = ("all_gather", "reduce_scatter")
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,14 @@ def _inner(text: str) -> dict[str, str]:
     return inner
 
 
+def _operations(text: str) -> tuple[str, ...]:
+    """The operations named, in the order of OPERATIONS."""
+    named = {part.strip() for part in text.split(",")}
+    if not named <= set(OPERATIONS):
+        raise ValueError
+    return tuple(operation for operation in OPERATIONS if operation in named)
+
+
 _BIT = _switch("1", "0")
 _KEY = "variable"
 
@@ -135,16 +144,30 @@ class Settings:
             "a backend for GPU tensors, or `device=backend` pairs such as `cpu=gloo,cuda=gloo`",
             _inner,
         ),
-        "The wrapped backends, which carry every other operation and the all-gathers that do not "
-        "go direct.",
+        "The wrapped backends, which carry every other operation and what does not go direct.",
         unset={},
         means="`cpu=gloo,cuda=nccl`",
         agreed=True,
     )
+    ops: tuple[str, ...] = _variable(
+        "PG_SDMA_OPS",
+        Kind("one or both of `all_gather` and `reduce_scatter`, with a comma between", _operations),
+        "The operations that may go direct. Reduce-scatters go direct for CPU tensors alone and "
+        "round otherwise than the inner backend's: see [reduce_scatter.md](reduce_scatter.md).",
+        default="all_gather",
+        agreed=True,
+    )
+    landing_bytes: int = _variable(
+        "PG_SDMA_LANDING_BYTES",
+        _integer(4096, "bytes"),
+        "What a direct reduce-scatter may allocate, whatever its size and the number of ranks.",
+        default=str(64 << 20),
+    )
     min_bytes: int | None = _variable(
         "PG_SDMA_MIN_BYTES",
         _integer(0, "bytes"),
-        "All-gathers whose output over all ranks is smaller go to the inner backend.",
+        "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
+        "reduce-scatters whose input is.",
         means="the engine's; 0 for CPU tensors",
         agreed=True,
     )
@@ -158,7 +181,7 @@ class Settings:
     strict: bool = _variable(
         "PG_SDMA_STRICT",
         _BIT,
-        "`1` raises where an all-gather would go to the inner backend.",
+        "`1` raises where an operation of `PG_SDMA_OPS` would go to the inner backend.",
         default="0",
         agreed=True,
     )
@@ -173,7 +196,7 @@ class Settings:
     ring: int = _variable(
         "PG_SDMA_RING",
         _integer(2, "slots"),
-        "All-gathers for which the ranks of a group can hold records at a time. For tests.",
+        "Operations for which the ranks of a group can hold records at a time. For tests.",
         default="16",
         agreed=True,
     )
@@ -252,6 +275,8 @@ def _canonical(value: Any) -> str:
         return ",".join(f"{key}={value[key]}" for key in sorted(value))
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, tuple):
+        return ",".join(value)
     return "default" if value is None else str(value)
 
 

@@ -1,4 +1,4 @@
-"""Which way the all-gathers of a group went."""
+"""Which way the operations of a group went that may go direct."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ RouteCounts = dict[str, dict[str, dict[str, int]]]
 
 
 def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
-    """Calls and output bytes of this rank's all-gathers over `group` (the default group if None).
+    """Calls and bytes of this rank's operations over `group` (the default group if None).
 
-    The result maps operation, then route, to `{"calls": n, "bytes": n}`. A route is "direct", or
-    "inner: " and the reason. A group without an sdma backend has none of either.
+    Counted are the operations that PG_SDMA_OPS names; bytes are those of an all-gather's output
+    and of a reduce-scatter's input. The result maps operation, then route, to
+    `{"calls": n, "bytes": n}`. A route is "direct", or "inner: " and the reason. A group without an
+    sdma backend has none of either.
     """
     counts: RouteCounts = {}
     for backend in sdma_backends(group or c10d._get_default_group()):
@@ -32,7 +34,7 @@ def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
 
 
 def fast_path_share(group: dist.ProcessGroup | None = None) -> float:
-    """The part of this rank's all-gather bytes that went direct, 0 to 1; NaN where none went."""
+    """The part of the bytes of stats(group) that went direct, 0 to 1; NaN where there are none."""
     return direct_share(stats(group))
 
 

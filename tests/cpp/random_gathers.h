@@ -1,6 +1,6 @@
-// Random all-gathers of one rank over a transport, every byte of every output checked. All ranks
-// draw the same calls from the same seed; delays, layouts and what is in place each draws for
-// itself.
+// Random all-gathers and reduce-scatters of one rank over a transport, every byte of every output
+// checked. All ranks draw the same calls from the same seed; delays, layouts and what is in place
+// each draws for itself.
 #pragma once
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "random_reductions.h"
 #include "transport/direct_pull.h"
 
 namespace stress {
@@ -41,15 +42,18 @@ struct Setting {
 
 // One call as all ranks draw it. At most one rank makes it badly.
 struct Plan {
-  enum class Bad { kNone, kInvalid, kOtherSize, kOtherType, kOtherCount };
+  enum class Bad { kNone, kInvalid, kOtherSize, kOtherType, kOtherCount, kOtherReduction };
 
-  std::vector<size_t> shards;  // bytes of each tensor's
+  std::vector<size_t> shards;  // bytes of each tensor's; of a reduce-scatter, of one slice
+  bool reduces = false;
+  bool listed = false;
   Bad bad = Bad::kNone;
   int bad_rank = 0;
 
   Plan(const Setting& setting, uint64_t operation) {
     std::minstd_rand random(setting.seed * 7919 + static_cast<unsigned>(operation) * 104729 + 1);
     random.discard(3);
+    reduces = random() % 3 == 0;
     const auto draw = [&](size_t below) { return static_cast<size_t>(random()) % below; };
     const size_t tensors = draw(20) == 0 ? pg_sdma::kMaxTensors : 1 + draw(4);
     const size_t large = draw(25) == 0 ? draw(tensors) : tensors;
@@ -57,8 +61,12 @@ struct Plan {
       const size_t most = t == large ? size_t{3} << 20 : draw(4) == 0 ? 65536 : 300;
       shards.push_back(draw(8) == 0 ? 0 : 1 + draw(most));
     }
+    if (reduces && draw(4) == 0) {
+      listed = true;
+      shards.resize(1);
+    }
     if (draw(12) == 0) {
-      bad = static_cast<Bad>(1 + draw(4));
+      bad = static_cast<Bad>(1 + draw(reduces ? 5 : 4));
       bad_rank = static_cast<int>(draw(static_cast<size_t>(setting.world)));
     }
   }
@@ -76,6 +84,7 @@ class Rank {
   Went gather() {
     const Plan plan(setting_, ++operation_);
     dawdle();
+    if (plan.reduces) return scatter(plan);
     std::vector<Tensor> tensors;
     for (size_t t = 0; t < plan.shards.size(); ++t) {
       tensors.emplace_back(setting_.world, rank_, plan.shards[t], draw(3) == 0, draw(2) == 0);
@@ -104,6 +113,95 @@ class Rank {
   }
 
   uint64_t operation() const { return operation_; }
+
+ private:
+  Went scatter(const Plan& plan) {
+    std::vector<Scattered> tensors;
+    pg_sdma::Call call;
+    call.operation = "stress_reduce_scatter";
+    call.dtype = "Byte";
+    call.reduction = "SUM";
+    call.listed = plan.listed;
+    call.timeout = setting_.timeout;
+    for (const size_t bytes : plan.shards) {
+      tensors.emplace_back(setting_.world, rank_, bytes, draw(3) == 0, plan.listed);
+    }
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      for (int r = 0; r < setting_.world; ++r) {
+        fill(tensors[t].slice(r), tensors[t].bytes, rank_, slice_number(t, r));
+      }
+      call.shares.push_back(tensors[t].share(t));
+    }
+    if (rank_ == plan.bad_rank) spoil(plan, call);
+    const auto unchanged = [&] {
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        std::vector<unsigned char> before(tensors[t].bytes, Scattered::kPoison);
+        if (tensors[t].in_place) {
+          fill(before.data(), before.size(), rank_, slice_number(t, rank_));
+        }
+        expect(tensors[t].holds(before), "written to, and not direct");
+      }
+    };
+    // As small as it may be, now and then: one wave of many.
+    const size_t room = pg_sdma::kMostElement * (1 + draw(draw(3) == 0 ? 4 : 5000));
+    ByteReducer reducer(setting_.world, room);
+    try {
+      if (!transport_.agree(call).direct) {
+        if (setting_.patience.count() == 0) give_up("rank %d: late without patience", rank_);
+        unchanged();
+        return Went::kInner;
+      }
+    } catch (const pg_sdma::BadCall& error) {
+      unchanged();
+      return explained(plan, call, error.what());
+    }
+    expect(plan.bad == Plan::Bad::kNone, "direct, and is bad");
+    if (draw(4) == 0) dawdle();
+    transport_.reduce(call, reducer);
+    for (Scattered& tensor : tensors) tensor.scribble();
+    for (size_t t = 0; t < tensors.size(); ++t) {
+      std::vector<unsigned char> right(tensors[t].bytes, 0);
+      std::vector<unsigned char> slice(tensors[t].bytes);
+      for (int r = 0; r < setting_.world; ++r) {
+        fill(slice.data(), slice.size(), r, slice_number(t, rank_));
+        for (size_t i = 0; i < right.size(); ++i) right[i] = then(right[i], slice[i]);
+      }
+      expect(tensors[t].holds(right), "wrong");
+    }
+    return Went::kDirect;
+  }
+
+  static size_t slice_number(size_t tensor, int rank) {
+    return 1000 + 64 * static_cast<size_t>(rank) + tensor;
+  }
+
+  void expect(bool right, const char* otherwise) const {
+    if (!right)
+      give_up("rank %d: operation %lu (reduce-scatter): %s", rank_, operation_, otherwise);
+  }
+
+  void spoil(const Plan& plan, pg_sdma::Call& call) const {
+    switch (plan.bad) {
+      case Plan::Bad::kNone:
+        break;
+      case Plan::Bad::kInvalid:
+        call.invalid = invalid_text(rank_);
+        call.shares.clear();
+        break;
+      case Plan::Bad::kOtherSize:
+        call.shares.back().bytes += 8;
+        break;
+      case Plan::Bad::kOtherType:
+        call.dtype = "Float";
+        break;
+      case Plan::Bad::kOtherCount:
+        call.shares.pop_back();
+        break;
+      case Plan::Bad::kOtherReduction:
+        call.reduction = "AVG";
+        break;
+    }
+  }
 
  private:
   static constexpr size_t kGuard = 32;
@@ -169,6 +267,8 @@ class Rank {
       case Plan::Bad::kOtherCount:
         call.pieces.pop_back();
         break;
+      case Plan::Bad::kOtherReduction:
+        break;
     }
     return call;
   }
@@ -184,8 +284,10 @@ class Rank {
       if (setting_.patience.count() == 0) give_up("rank %d: raised alone", rank_);
       return Went::kInner;
     }
-    const std::string expected = plan.bad == Plan::Bad::kInvalid ? invalid_text(plan.bad_rank)
-                                                                 : std::string("stress_all_gather");
+    const std::string expected =
+        plan.bad == Plan::Bad::kInvalid
+            ? invalid_text(plan.bad_rank)
+            : std::string(plan.reduces ? "stress_reduce_scatter" : "stress_all_gather");
     if (plan.bad == Plan::Bad::kNone || what.find(expected) == std::string::npos) {
       give_up("rank %d: operation %lu: unexpected error: %s", rank_, operation_, what.c_str());
     }

@@ -223,6 +223,9 @@ def difference(got: torch.Tensor, expected: torch.Tensor) -> str:
 class Runner:
     """Runs cases on this rank. The default group is up, with an sdma backend for `device`."""
 
+    program = "random_gathers.py"
+    draw = staticmethod(draw)
+
     def __init__(self, seed: int, most_bytes: int, device: str, spoiled: int = -1) -> None:
         self.seed = seed
         self.spoiled = spoiled  # the case in which rank 0 sends a wrong byte
@@ -248,7 +251,7 @@ class Runner:
         """Runs cases [first, first + cases). Returns this rank's calls by route."""
         sizes = [len(ranks) for ranks in self.members]
         for number in range(first, first + cases):
-            case = draw(self.seed, number, sizes, self.most_bytes)
+            case = self.draw(self.seed, number, sizes, self.most_bytes)
             if self.rank in self.members[case.group]:
                 with self._stream(case):
                     self._run(case)
@@ -266,7 +269,7 @@ class Runner:
         with torch.cuda.stream(stream) if stream else contextlib.nullcontext():
             yield
 
-    def _gather(self, case: Case) -> Gather:
+    def _gather(self, case: Any) -> Any:
         members = self.members[case.group]
         return Gather(case, self.pool, len(members), members.index(self.rank), self.device)
 
@@ -280,12 +283,16 @@ class Runner:
         self.pending.append(gather)
         self._complete(case.pending, case.out_of_turn)
         if gather.bytes < INNER_BELOW:
-            reference = self._gather(case)
-            as_bytes = [t.view(torch.uint8) for t in reference.inputs]
-            for own, outputs in zip(as_bytes, reference.outputs, strict=True):
-                views = [output.view(torch.uint8) for output in outputs]
-                dist.all_gather(views, own, self.inners[case.group])
-            self._check(case, reference.finish(), "the inner: ")
+            self._compare(case)
+
+    def _compare(self, case: Case) -> None:
+        """The same on the inner."""
+        reference = self._gather(case)
+        as_bytes = [t.view(torch.uint8) for t in reference.inputs]
+        for own, outputs in zip(as_bytes, reference.outputs, strict=True):
+            views = [output.view(torch.uint8) for output in outputs]
+            dist.all_gather(views, own, self.inners[case.group])
+        self._check(case, reference.finish(), "the inner: ")
 
     def _in_thread(self, case: Case, function: Any, *args: Any) -> None:
         if case.thread == 0:
@@ -313,7 +320,7 @@ class Runner:
             world = len(self.members[0])
             raise AssertionError(
                 f"rank {self.rank}: seed {self.seed}, case {case.number} ({case}): {which}{wrong}. "
-                "Run it again: python tests/group/random_gathers.py "
+                f"Run it again: python tests/group/{self.program} "
                 f"--ranks {world} --seed {self.seed} --device {self.device.type} "
                 f"--most-bytes {self.most_bytes} --first {max(0, case.number - 10)} --cases 20"
             )

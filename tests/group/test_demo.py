@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,14 +16,14 @@ ROOT = Path(__file__).parents[2]
 TINY = ("--device", "cpu", "--preset", "tiny", "--warmup", "1")
 
 
-def demo(out: Path, *options: str) -> tuple[dict[str, Any], str]:
-    """Runs the demo to its end; returns result.json and what was printed."""
+def demo(out: Path, *options: str, **env: str) -> tuple[dict[str, Any], str]:
+    """Runs the demo to its end, with `env` added; returns result.json and what was printed."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     command = (sys.executable, *launch, "examples/train_fsdp2.py", *TINY, "--out", str(out))
     process = subprocess.run(
         (*command, *options),
         cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
         capture_output=True,
         text=True,
         timeout=120,
@@ -78,3 +79,18 @@ def test_the_report_compares_the_two_backends(
         assert set(result[measured]) == {"inner", "sdma"}
     assert (folder / "compared" / "loss.png").stat().st_size > 0
     assert "ms per step" in printed
+
+
+def test_with_direct_reduce_scatters_it_trains_to_the_same_bits_again(
+    folder: Path, unbroken: list[float]
+) -> None:
+    env = {"PG_SDMA_OPS": "all_gather,reduce_scatter", "PG_SDMA_STRICT": "1"}
+    # A landing of another size is another cut into pieces, and no other sum.
+    first, _ = demo(folder / "reduced", "--steps", "6", **env)
+    again, _ = demo(folder / "again", "--steps", "6", PG_SDMA_LANDING_BYTES="4096", **env)
+    losses = first["losses"]["sdma"]
+    assert again["losses"]["sdma"] == losses
+    assert first["fast_path_share"] == 1
+    assert all(map(math.isfinite, losses)) and len(set(losses)) == 6
+    # gloo adds the two ranks' fp32 gradients in the same precision, and two numbers have one sum.
+    assert losses == unbroken

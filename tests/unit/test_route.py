@@ -15,6 +15,7 @@ GIB = 1 << 30
         ({"output_bytes": GIB}, ""),
         ({"output_bytes": 0}, ""),
         ({"output_bytes": GIB, "why_no_transport": "the vote said no"}, "the vote said no"),
+        ({"output_bytes": GIB, "unsupported": "reduce operation MAX"}, "reduce operation MAX"),
         ({"output_bytes": GIB, "capturing": True}, "graph capture"),
         ({"output_bytes": GIB, "coalescing": True}, "inside a coalescing block"),
         ({"output_bytes": GIB, "even": False}, "uneven shards"),

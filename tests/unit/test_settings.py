@@ -27,6 +27,9 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("PG_SDMA_TRANSPORT", "pull", "transport", "pull"),
         ("PG_SDMA_INNER", "gloo", "inner", {"cuda": "gloo"}),
         ("PG_SDMA_INNER", "cpu=mpi, cuda=ucc", "inner", {"cpu": "mpi", "cuda": "ucc"}),
+        ("PG_SDMA_OPS", "reduce_scatter", "ops", ("reduce_scatter",)),
+        ("PG_SDMA_OPS", "reduce_scatter, all_gather", "ops", ("all_gather", "reduce_scatter")),
+        ("PG_SDMA_LANDING_BYTES", "4096", "landing_bytes", 4096),
         ("PG_SDMA_MIN_BYTES", "0", "min_bytes", 0),
         ("PG_SDMA_MIN_BYTES", "65536", "min_bytes", 65536),
         ("PG_SDMA_PATIENCE_MS", "0.5", "patience_ms", 0.5),
@@ -51,6 +54,9 @@ def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value
         ("PG_SDMA_INNER", "cuda=sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "tpu=gloo", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "cuda=", "a backend for GPU tensors"),
+        ("PG_SDMA_OPS", "all_reduce", "one or both of `all_gather` and `reduce_scatter`"),
+        ("PG_SDMA_OPS", "all_gather,", "one or both of `all_gather` and `reduce_scatter`"),
+        ("PG_SDMA_LANDING_BYTES", "4095", "an integer from 4096"),
         ("PG_SDMA_MIN_BYTES", "-1", "an integer from 0"),
         ("PG_SDMA_MIN_BYTES", "64K", "an integer from 0"),
         ("PG_SDMA_PATIENCE_MS", "0", "milliseconds, above 0"),
@@ -84,6 +90,8 @@ def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
         "PG_SDMA": "off",
         "PG_SDMA_TRANSPORT": "pull",
         "PG_SDMA_INNER": "gloo",
+        "PG_SDMA_OPS": "reduce_scatter",
+        "PG_SDMA_LANDING_BYTES": "8192",
         "PG_SDMA_MIN_BYTES": "0",
         "PG_SDMA_PATIENCE_MS": "7",
         "PG_SDMA_STRICT": "1",
@@ -102,6 +110,9 @@ def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
 def test_agreed_is_the_same_for_two_spellings_of_one_setting() -> None:
     spelled_out = read_settings({"PG_SDMA_INNER": "cuda=nccl,cpu=gloo", "PG_SDMA_RING": "16"})
     assert spelled_out.agreed() == Settings().agreed()
+    there = read_settings({"PG_SDMA_OPS": "all_gather,reduce_scatter"}).agreed()
+    assert there == read_settings({"PG_SDMA_OPS": "reduce_scatter , all_gather"}).agreed()
+    assert "PG_SDMA_OPS=all_gather,reduce_scatter" in there
     assert "PG_SDMA_INNER=cpu=gloo,cuda=nccl" in Settings().agreed()
 
 

@@ -1,0 +1,87 @@
+// One call of a collective that may go direct, checked and taken apart: what the route looks at,
+// what a transport carries, and how the inner would do the same.
+#pragma once
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "backend/route.h"
+#include "transport/transport.h"
+
+namespace pg_sdma {
+
+using Tensors = std::vector<at::Tensor>;
+using TensorLists = std::vector<std::vector<at::Tensor>>;
+using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+
+// The whole of a call is in its tensors: a Collective keeps them alive until it is dropped, and the
+// addresses in `call` point into them.
+class Collective : public std::enable_shared_from_this<Collective> {
+ public:
+  virtual ~Collective() = default;
+
+  Call call;
+  CallFacts facts;
+  const bool async;
+  const c10d::OpType type;
+
+  const Tensors& outputs() const { return outputs_; }
+  // Whether the call has tensors, and so a device.
+  bool known() const { return !inputs_.empty() && inputs_[0].defined(); }
+  // Of the tensors; the CPU when the call has none.
+  at::Device device() const { return known() ? inputs_[0].device() : at::Device(at::kCPU); }
+
+  // The same call on the inner, as the user made it.
+  virtual WorkPtr on_inner(c10d::Backend& inner) = 0;
+
+  // Fills in what `call` says of the tensors, now that what was issued before has ended. What peers
+  // cannot read or this rank cannot write as it lies goes through a stand-in. Does not throw: see
+  // call.invalid.
+  void lay_out();
+
+  // The rest is for after lay_out().
+
+  // Tensors that make up the call; what is longer than kMaxTensors is carried in parts.
+  virtual size_t tensors() const = 0;
+  // Tensors [first, last) as a call of their own.
+  virtual Call part(size_t first, size_t last) const = 0;
+  // Carries a part that was called direct.
+  virtual void carry(Transport& transport, const Call& part) = 0;
+  // Tensors [first, last) on the inner, where a part was called late.
+  virtual std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last) = 0;
+  // Once all parts have ended: writes what is not yet where the user wanted it.
+  virtual void finish();
+
+ protected:
+  Collective(c10d::OpType type, int rank, int world, Tensors outputs, Tensors inputs, bool async)
+      : async(async),
+        type(type),
+        rank_(rank),
+        world_(world),
+        outputs_(std::move(outputs)),
+        inputs_(std::move(inputs)) {}
+
+  // What lay_out() does, and may throw.
+  virtual void add_tensors() = 0;
+  // Takes back what add_tensors() did before it threw.
+  virtual void forget_tensors() = 0;
+
+  // What is wrong with the tensors by themselves; empty when nothing is. `who` begins the message.
+  std::string check_tensors(const std::string& who) const;
+  // Where the contents of `output` are to be written.
+  void* landing(const at::Tensor& output);
+
+  const int rank_;
+  const int world_;
+  Tensors outputs_;  // not const: c10d takes them by reference
+  Tensors inputs_;
+
+ private:
+  std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_;  // user's output, contiguous stand-in
+};
+
+}  // namespace pg_sdma

@@ -1,0 +1,211 @@
+#include "backend/reduce_scatter.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <string>
+
+#include "backend/arguments.h"
+#include "transport/control_page.h"
+
+namespace pg_sdma {
+
+ReduceScatter::ReduceScatter(Form form, int rank, int world, Tensors outputs, Tensors inputs,
+                             const c10d::ReduceScatterOptions& options, size_t landing_bytes)
+    : Collective(form == Form::kList     ? c10d::OpType::REDUCE_SCATTER
+                 : form == Form::kTensor ? c10d::OpType::_REDUCE_SCATTER_BASE
+                                         : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
+                 rank, world, std::move(outputs), std::move(inputs), options.asyncOp),
+      form_(form),
+      options_(options),
+      landing_bytes_(landing_bytes) {
+  call.operation = name();
+  call.dtype = dtypes(inputs_);
+  call.listed = form_ == Form::kList;
+  facts.tensors = static_cast<uint32_t>(outputs_.size());
+  // Where the arguments are bad, too, this is the size that the peers most likely see: the static
+  // rule has to decide as theirs does.
+  for (const at::Tensor& input : inputs_) {
+    if (is_plain(input)) facts.output_bytes += input.nbytes();
+  }
+  facts.unsupported = unsupported();
+  // Then it is the inner's to say what is right.
+  if (facts.unsupported.empty()) call.invalid = check();
+}
+
+const char* ReduceScatter::name() const {
+  switch (form_) {
+    case Form::kTensor:
+      return "reduce_scatter_tensor";
+    case Form::kTensorCoalesced:
+      return "reduce_scatter_tensor_coalesced";
+    default:
+      return "reduce_scatter";
+  }
+}
+
+std::string ReduceScatter::unsupported() const {
+  if (!device().is_cpu()) return "reduce-scatter of GPU tensors";
+  if (std::string why = refusal(options_.reduceOp); !why.empty()) return why;
+  for (const at::Tensor& input : inputs_) {
+    if (input.defined() && !HostReducer::takes(input.scalar_type())) {
+      return say("reduce-scatter of ", c10::toString(input.scalar_type()));
+    }
+  }
+  if (form_ == Form::kList && world_ > kMaxTensors) return "a list for too many ranks";
+  return "";
+}
+
+std::string ReduceScatter::check() const {
+  const std::string who = say("rank ", rank_, ": ", call.operation, ": ");
+  const bool list = form_ == Form::kList;
+  if (outputs_.empty()) return who + "expected at least one output tensor, got none";
+  if (list && inputs_.size() != static_cast<size_t>(world_)) {
+    return say(who, "expected a list of ", world_, " input tensors, one a rank, got ",
+               inputs_.size());
+  }
+  if (!list && outputs_.size() != inputs_.size()) {
+    return say(who, "expected as many outputs as inputs, got ", outputs_.size(), " outputs and ",
+               inputs_.size(), " inputs");
+  }
+  if (std::string wrong = check_tensors(who); !wrong.empty()) return wrong;
+  for (size_t t = 0; t < inputs_.size(); ++t) {
+    const at::Tensor& input = inputs_[t];
+    const at::Tensor& output = outputs_[list ? 0 : t];
+    const std::string at_index = inputs_.size() > 1 ? say(" at index ", t) : "";
+    if (input.scalar_type() != output.scalar_type()) {
+      return say(who, "expected one dtype, got a ", shape(output), " as output for a ",
+                 shape(input), " as input", at_index);
+    }
+    const int64_t expected = output.numel() * (list ? 1 : world_);
+    if (input.numel() != expected) {
+      return say(who, "expected an input", at_index, " of ", expected, " elements (",
+                 list ? "the output's size" : say("world size ", world_, " times the output's"),
+                 "), got a ", shape(input), " for a ", shape(output), " as output");
+    }
+  }
+  return "";
+}
+
+WorkPtr ReduceScatter::on_inner(c10d::Backend& inner) {
+  if (form_ == Form::kTensor) {
+    return inner._reduce_scatter_base(outputs_[0], inputs_[0], options_);
+  }
+  if (form_ == Form::kTensorCoalesced) {
+    return inner.reduce_scatter_tensor_coalesced(outputs_, inputs_, options_);
+  }
+  TensorLists lists{inputs_};
+  return inner.reduce_scatter(outputs_, lists, options_);
+}
+
+void ReduceScatter::add_tensors() {
+  const Reduction reduction = read_reduction(options_.reduceOp);
+  call.reduction = reduction.words();
+  for (const at::Tensor& input : inputs_) readable_inputs_.push_back(input.contiguous());
+  call.shares.reserve(outputs_.size());
+  for (size_t t = 0; t < outputs_.size(); ++t) add_share(t);
+  keep_apart();
+  point_slices();
+
+  std::vector<at::ScalarType> types;
+  for (const at::Tensor& output : outputs_) types.push_back(output.scalar_type());
+  size_t slice_bytes = 0;
+  for (const Share& share : call.shares) slice_bytes += share.bytes + kMostElement - 1;
+  reducer_ = std::make_unique<HostReducer>(reduction, rank_, world_, std::move(types), slice_bytes,
+                                           landing_bytes_);
+}
+
+void ReduceScatter::add_share(size_t t) {
+  Share share;
+  share.tensor = t;
+  share.bytes = outputs_[t].nbytes();
+  share.output = landing(outputs_[t]);
+  call.shares.push_back(std::move(share));
+}
+
+size_t ReduceScatter::input_of(size_t tensor, int rank) const {
+  return form_ == Form::kList ? static_cast<size_t>(rank) : tensor;
+}
+
+void ReduceScatter::keep_apart() {
+  for (size_t i = 0; i < readable_inputs_.size(); ++i) {
+    at::Tensor& input = readable_inputs_[i];
+    const auto* first = static_cast<const char*>(input.const_data_ptr());
+    const bool own = form_ != Form::kList || i == static_cast<size_t>(rank_);
+    for (const Share& share : call.shares) {
+      const auto* output = static_cast<const char*>(share.output);
+      const auto* own_slice = first + (form_ == Form::kList ? 0 : share.bytes * rank_);
+      const bool in_place = own && output == own_slice && input_of(share.tensor, rank_) == i;
+      const bool apart = output + share.bytes <= first || first + input.nbytes() <= output;
+      if (apart || in_place) continue;
+      input = input.clone();
+      break;
+    }
+  }
+}
+
+void ReduceScatter::point_slices() {
+  for (Share& share : call.shares) {
+    for (int r = 0; r < world_; ++r) {
+      const at::Tensor& input = readable_inputs_[input_of(share.tensor, r)];
+      const auto* first = static_cast<const char*>(input.const_data_ptr());
+      share.slices.push_back(first + (form_ == Form::kList ? 0 : share.bytes * r));
+    }
+  }
+}
+
+Call ReduceScatter::part(size_t first, size_t last) const {
+  Call part = call;
+  if (last - first < call.shares.size()) {
+    part.shares.assign(call.shares.begin() + first, call.shares.begin() + last);
+    for (const Share& share : call.shares) part.whole.push_back(share.bytes);
+  }
+  return part;
+}
+
+std::vector<WorkPtr> ReduceScatter::part_on_inner(c10d::Backend& inner, size_t first, size_t last) {
+  const at::NoGradGuard no_grad;
+  const auto as_bytes = [](const at::Tensor& tensor) {
+    return tensor.detach().view({-1}).view(at::kByte);
+  };
+  std::vector<WorkPtr> works;
+  for (size_t t = first; t < last; ++t) {
+    const Share& share = call.shares[t];
+    if (share.bytes == 0) continue;
+    at::Tensor sent;
+    if (form_ == Form::kList) {
+      Tensors slices;
+      for (const at::Tensor& input : readable_inputs_) slices.push_back(as_bytes(input));
+      sent = at::cat(slices);
+    } else {
+      sent = as_bytes(readable_inputs_[t]);
+    }
+    at::Tensor received = at::empty_like(sent);
+    std::vector<int64_t> even;
+    c10d::AllToAllOptions options;
+    options.timeout = call.timeout;
+    works.push_back(inner.alltoall_base(received, sent, even, even, options));
+    received_.emplace_back(t, std::move(received));
+  }
+  return works;
+}
+
+void ReduceScatter::finish() {
+  std::vector<const void*> slices(static_cast<size_t>(world_));
+  for (const auto& [t, received] : received_) {
+    const Share& share = call.shares[t];
+    const auto* first = static_cast<const char*>(received.const_data_ptr());
+    for (size_t offset = 0; offset < share.bytes;) {
+      const size_t bytes = std::min(reducer_->room(), share.bytes - offset);
+      for (size_t r = 0; r < slices.size(); ++r) slices[r] = first + r * share.bytes + offset;
+      reducer_->reduce(share, offset, bytes, slices);
+      offset += bytes;
+    }
+  }
+  Collective::finish();
+  // Ours alone, so whatever thread this is may drop them.
+  reducer_.reset();
+  received_.clear();
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,49 @@
+#include "backend/reduction.h"
+
+#include <ATen/ATen.h>
+
+#include <array>
+#include <cstdio>
+
+namespace pg_sdma {
+namespace {
+
+using c10d::ReduceOp;
+
+constexpr std::array<const char*, 10> kNames{"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
+                                             "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
+
+}  // namespace
+
+std::string Reduction::words() const {
+  if (kind == Kind::kSum) return "SUM";
+  if (kind == Kind::kAverage) return "AVG";
+  char text[40];
+  // 17 digits tell any two doubles apart.
+  std::snprintf(text, sizeof text, "PREMUL_SUM by %.17g", factor);
+  return text;
+}
+
+std::string refusal(const ReduceOp& op) {
+  switch (op.op_) {
+    case ReduceOp::SUM:
+    case ReduceOp::AVG:
+      return "";
+    case ReduceOp::PREMUL_SUM:
+      return op.supplement_ ? "" : "PREMUL_SUM without a factor";
+    default:
+      return op.op_ < kNames.size() ? std::string("reduce operation ") + kNames[op.op_]
+                                    : "unknown reduce operation";
+  }
+}
+
+Reduction read_reduction(const ReduceOp& op) {
+  if (op.op_ == ReduceOp::SUM) return {Reduction::Kind::kSum, 1};
+  if (op.op_ == ReduceOp::AVG) return {Reduction::Kind::kAverage, 1};
+  const auto& factor = static_cast<const c10d::NCCLPreMulSumSupplement&>(*op.supplement_);
+  return {Reduction::Kind::kPremultiplied, factor.tensor_factor.defined()
+                                               ? factor.tensor_factor.item<double>()
+                                               : factor.double_factor};
+}
+
+}  // namespace pg_sdma

@@ -1,0 +1,82 @@
+// The reduce-scatter half of DirectPull: slices land piece by piece and are summed as they come.
+#include <algorithm>
+#include <stdexcept>
+
+#include "transport/direct_pull.h"
+
+namespace pg_sdma {
+
+void DirectPull::reduce(const Call& call, Reducer& reducer) {
+  if (engine_->stream_ordered()) {
+    throw std::logic_error("reduce-scatters are for engines that run programs on the caller");
+  }
+  const int rank = options_.rank;
+  const int world = options_.world;
+  carrying_ = true;
+  const std::unique_ptr<Waiter> waiting = waiter(call);
+  std::vector<const void*> slices(world);
+  guarded(call, [&] {
+    for (const std::vector<Landing>& parts : landings(call, reducer.room())) {
+      program_.clear();
+      for (int i = 1; i < world; ++i) {
+        const int peer = (rank + i) % world;
+        land_from(peer, call, parts, reducer.landing(peer));
+      }
+      queue_->run(program_, *waiting);
+      for (const Landing& part : parts) {
+        const Share& share = call.shares[part.share];
+        for (int r = 0; r < world; ++r) {
+          slices[r] = r == rank ? static_cast<const char*>(share.slices[rank]) + part.offset
+                                : static_cast<const char*>(reducer.landing(r)) + part.at;
+        }
+        reducer.reduce(share, part.offset, part.bytes, slices);
+      }
+    }
+    program_.clear();
+    program_.push_back(Step::write(page_.done(rank), number_));
+    for (int i = 1; i < world; ++i) {
+      program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
+    }
+    queue_->run(program_, *waiting);
+    check_fault();
+    sharing_.settle(number_, /*direct=*/true);
+  });
+}
+
+std::vector<std::vector<DirectPull::Landing>> DirectPull::landings(const Call& call, size_t room) {
+  const auto aligned = [](size_t bytes) {
+    return (bytes + kMostElement - 1) / kMostElement * kMostElement;
+  };
+  std::vector<std::vector<Landing>> landings;
+  size_t used = room;
+  for (size_t share = 0; share < call.shares.size(); ++share) {
+    const size_t bytes = call.shares[share].bytes;
+    for (size_t offset = 0; offset < bytes;) {
+      if (used == room) {
+        landings.emplace_back();
+        used = 0;
+      }
+      // What is cut off is a multiple of kMostElement: no element is torn.
+      const size_t part = std::min(bytes - offset, room - used);
+      landings.back().push_back({share, offset, part, used});
+      offset += part;
+      used += aligned(part);
+    }
+  }
+  return landings;
+}
+
+void DirectPull::land_from(int peer, const Call& call, const std::vector<Landing>& parts,
+                           void* to) {
+  const auto rank = static_cast<size_t>(options_.rank);
+  for (const Landing& part : parts) {
+    const size_t region = call.listed ? rank : part.share;
+    const size_t first = call.listed ? 0 : rank * call.shares[part.share].bytes;
+    const Place& place = records_[peer].places[region];
+    const Mapping from = sharing_.open(peer, place.export_id, number_);
+    program_.push_back(Step::copy(static_cast<char*>(to) + part.at, from.space,
+                                  from.base + place.offset + first + part.offset, part.bytes));
+  }
+}
+
+}  // namespace pg_sdma
