@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 import torch.distributed as dist
-from harness import Ranks, init_group, run_ranks
+from harness import Ranks
 
 RANKS = 3
 BOTH = {"PG_SDMA_OPS": "all_gather,reduce_scatter"}
@@ -35,14 +35,6 @@ def run() -> Iterator[Callable]:
 
 def here():
     return dist.get_rank(), dist.get_world_size()
-
-
-def counts(operation="reduce_scatter_tensor"):
-    """Calls by route so far."""
-    import pg_sdma
-
-    routes = pg_sdma.stats().get(operation, {})
-    return {route: count["calls"] for route, count in routes.items()}
 
 
 # -- the result
@@ -214,7 +206,6 @@ def leave_at_once(repetitions):
     for number in range(repetitions):
         if number % world == rank:
             # The others have long been ready when this rank comes.
-            dist.get_world_size()
             torch.randn(400, 400) @ torch.randn(400, 400)
         input = torch.full((world * n,), float(number + rank))
         output = torch.empty(n)
@@ -255,34 +246,45 @@ def test_nothing_is_complete_before_all_ranks_have_come(run):
 # -- which way it goes
 
 
-def calls():
-    """One call of every kind; calls by route for each operation."""
+def with_settings(env, function, *args):
+    """`function(group, *args)` with a group made while `env`, or this rank's of a list, is set."""
+    before = dict(os.environ)
+    os.environ.update(env[dist.get_rank()] if isinstance(env, list) else env)
+    group = dist.new_group(backend="cpu:sdma")
+    os.environ.clear()
+    os.environ.update(before)
+    result = function(group, *args)
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+    return result
+
+
+def calls(group):
+    """One call of every kind; (calls, bytes) by route for each operation."""
     import pg_sdma
 
-    world = dist.get_world_size()
+    world = group.size()
     input, output = torch.ones(world * 4), torch.empty(4)
-    dist.reduce_scatter_tensor(output, input)
-    dist.reduce_scatter_single(output, input) if hasattr(dist, "reduce_scatter_single") else None
-    dist.reduce_scatter(output, list(input.chunk(world)), dist.ReduceOp.AVG)
-    with dist._coalescing_manager():
-        dist.reduce_scatter_tensor(output, input)
-        dist.reduce_scatter_tensor(output.clone(), input)
-    dist.reduce_scatter_tensor(output, input, dist.ReduceOp.MAX)
-    dist.reduce_scatter_tensor(output.long(), input.long())
-    dist.all_gather_into_tensor(torch.empty(world), torch.ones(1))
+    dist.reduce_scatter_tensor(output, input, group=group)
+    dist.reduce_scatter(output, list(input.chunk(world)), dist.ReduceOp.AVG, group)
+    with dist._coalescing_manager(group):
+        dist.reduce_scatter_tensor(output, input, group=group)
+        dist.reduce_scatter_tensor(output.clone(), input, group=group)
+    dist.reduce_scatter_tensor(output, input, dist.ReduceOp.MAX, group)
+    dist.reduce_scatter_tensor(output.long(), input.long(), group=group)
+    dist.all_gather_into_tensor(torch.empty(world), torch.ones(1), group)
     return {
         operation: {route: (count["calls"], count["bytes"]) for route, count in routes.items()}
-        for operation, routes in pg_sdma.stats().items()
+        for operation, routes in pg_sdma.stats(group).items()
     }
 
 
-def test_what_goes_direct_and_what_does_not():
-    renamed = hasattr(dist, "reduce_scatter_single")
+def test_what_goes_direct_and_what_does_not(run):
     size = RANKS * 16
-    for routes in run_ranks(RANKS, calls, env=BOTH):
+    for routes in run(with_settings, BOTH, calls):
         assert routes == {
             "reduce_scatter_tensor": {
-                "direct": (1 + renamed, (1 + renamed) * size),
+                "direct": (1, size),
                 "inner: reduce operation MAX": (1, size),
                 "inner: reduce-scatter of Long": (1, 2 * size),
             },
@@ -292,58 +294,69 @@ def test_what_goes_direct_and_what_does_not():
         }
 
 
-def test_without_the_setting_every_call_is_the_inners():
-    for routes in run_ranks(RANKS, calls):
+def test_without_the_setting_every_call_is_the_inners(run):
+    for routes in run(with_settings, {"PG_SDMA_OPS": ""}, calls):
         assert routes == {"all_gather_into_tensor": {"direct": (1, RANKS * 4)}}
 
 
-def test_without_all_gather_in_the_setting_they_are_the_inners():
-    for routes in run_ranks(RANKS, calls, env={"PG_SDMA_OPS": "reduce_scatter"}):
+def test_without_all_gather_in_the_setting_they_are_the_inners(run):
+    for routes in run(with_settings, {"PG_SDMA_OPS": "reduce_scatter"}, calls):
         assert "all_gather_into_tensor" not in routes
         assert routes["reduce_scatter"] == {"direct": (1, RANKS * 16)}
 
 
-def with_settings_of_their_own():
-    rank = int(os.environ["RANK"])
-    os.environ["PG_SDMA_OPS"] = "all_gather,reduce_scatter" if rank == 0 else "all_gather"
-    init_group("cpu:sdma")
+def sums(group):
+    """Three sums, and how many calls went by which route."""
+    import pg_sdma
+
     results = []
     for number in range(3):
         output = torch.empty(2)
-        dist.reduce_scatter_tensor(output, torch.ones(2 * dist.get_world_size()) * number)
+        dist.reduce_scatter_tensor(output, torch.ones(2 * group.size()) * number, group=group)
         results.append(output.tolist())
-    return results, counts()
+    routes = pg_sdma.stats(group).get("reduce_scatter_tensor", {})
+    return results, {route: count["calls"] for route, count in routes.items()}
 
 
-def test_ranks_that_differ_in_the_setting_all_use_the_inner():
-    results = run_ranks(RANKS, with_settings_of_their_own, backend=None)
-    assert all(sums == [[0, 0], [RANKS] * 2, [2 * RANKS] * 2] for sums, _ in results)
-    assert all("direct" not in routes for _, routes in results)
-    [(route, number)] = results[0][1].items()
-    assert route.startswith("inner: settings differ") and number == 3
+def test_ranks_that_differ_in_the_setting_all_use_the_inner(run):
+    by_rank = [BOTH, {"PG_SDMA_OPS": "all_gather"}, BOTH]
+    results = run(with_settings, by_rank, sums)
+    assert all(got == [[0, 0], [RANKS] * 2, [2 * RANKS] * 2] for got, _ in results)
+    assert results[1][1] == {}
+    for rank in (0, 2):
+        [(route, number)] = results[rank][1].items()
+        assert route.startswith("inner: settings differ: rank 0 has ") and number == 3
 
 
-def strictly(op):
-    world = dist.get_world_size()
-    try:
-        dist.reduce_scatter_tensor(torch.empty(1), torch.ones(world), op)
-    except RuntimeError as error:
-        return str(error)
-    return None
+def test_off_on_one_rank_is_off_for_all(run):
+    by_rank = [BOTH, {**BOTH, "PG_SDMA": "off"}, BOTH]
+    for got, routes in run(with_settings, by_rank, sums):
+        assert got == [[0, 0], [RANKS] * 2, [2 * RANKS] * 2]
+        assert routes == {"inner: PG_SDMA=off on rank 1": 3}
 
 
-def test_strict_raises_where_the_inner_would_be_used():
-    env = {**BOTH, "PG_SDMA_STRICT": "1"}
-    assert run_ranks(2, strictly, dist.ReduceOp.SUM, env=env) == [None, None]
-    for message in run_ranks(2, strictly, dist.ReduceOp.MAX, env=env):
-        assert message is not None and "reduce operation MAX" in message
+def strictly(group):
+    messages = []
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.MAX):
+        try:
+            dist.reduce_scatter_tensor(torch.empty(1), torch.ones(group.size()), op, group)
+            messages.append(None)
+        except RuntimeError as error:
+            messages.append(str(error))
+    return messages
+
+
+def test_strict_raises_where_the_inner_would_be_used(run):
+    for right, wrong in run(with_settings, {**BOTH, "PG_SDMA_STRICT": "1"}, strictly):
+        assert right is None
+        assert "reduce_scatter_tensor of group" in wrong and "reduce operation MAX" in wrong
 
 
 # -- memory
 
 
 def peak_bytes(call):
-    """The most that torch's CPU allocator gave out at a time while `call` ran on this thread."""
+    """The most that torch's CPU allocator gave out at a time while `call` ran, and what is left."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
         call()
@@ -356,26 +369,26 @@ def peak_bytes(call):
     return peak, level
 
 
-def landing(count, dtype):
-    world = dist.get_world_size()
+def landing(group, count, dtype):
+    world = group.size()
     input, output = torch.ones(world * count, dtype=dtype), torch.empty(count, dtype=dtype)
-    dist.reduce_scatter_tensor(output, input)  # votes
-    ours = peak_bytes(lambda: dist.reduce_scatter_tensor(output, input))
-    return ours, output.eq(world).all().item()
+    dist.reduce_scatter_tensor(output, input, group=group)  # votes
+    used = peak_bytes(lambda: dist.reduce_scatter_tensor(output, input, group=group))
+    return used, output.eq(world).all().item()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("most", [4096, 70_000, 64 << 20])
-def test_memory_stays_within_the_setting(most, dtype):
+def test_memory_stays_within_the_setting(run, most, dtype):
     env = {**BOTH, "PG_SDMA_LANDING_BYTES": str(most)}
-    for (peak, left), right in run_ranks(RANKS, landing, 1 << 20, dtype, env=env):
+    for (peak, left), right in run(with_settings, env, landing, 1 << 20, dtype):
         assert right
         assert left == 0
         # Some of it is used, too: a count of nothing would prove nothing.
         assert min(most, 1 << 16) / 2 <= peak <= most
 
 
-def test_small_calls_take_little_memory():
-    for (peak, _), right in run_ranks(RANKS, landing, 100, torch.float32, env=BOTH):
+def test_small_calls_take_little_memory(run):
+    for (peak, _), right in run(with_settings, BOTH, landing, 100, torch.float32):
         assert right
-        assert peak <= 3 * 416
+        assert 0 < peak <= 3 * 416
