@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <vector>
@@ -29,6 +31,15 @@ class ByteReducer final : public pg_sdma::Reducer {
   }
   void reduce(const pg_sdma::Share& share, size_t offset, size_t bytes,
               const std::vector<const void*>& slices) override {
+    // No element is torn, and all of them lie where the processor wants them.
+    if (offset % pg_sdma::kMostElement != 0) fail("a cut within an element");
+    for (const void* slice : slices) {
+      const auto* byte = static_cast<const unsigned char*>(slice);
+      const bool landed = byte >= memory_.data() && byte < memory_.data() + memory_.size();
+      if (landed && reinterpret_cast<uintptr_t>(byte) % pg_sdma::kMostElement != 0) {
+        fail("an unaligned landing");
+      }
+    }
     auto* output = static_cast<unsigned char*>(share.output) + offset;
     for (size_t i = 0; i < bytes; ++i) {
       unsigned char sum = 0;
@@ -38,6 +49,12 @@ class ByteReducer final : public pg_sdma::Reducer {
   }
 
  private:
+  [[noreturn]] static void fail(const char* what) {
+    std::fprintf(stderr, "reduce-scatter: %s\n", what);
+    std::fflush(stderr);
+    std::_Exit(1);
+  }
+
   size_t room_;
   std::vector<unsigned char> memory_;
 };

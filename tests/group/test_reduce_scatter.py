@@ -196,6 +196,29 @@ def test_tensors_that_are_not_contiguous(run, what):
     assert all(run(strided, what))
 
 
+def mixed(group):
+    """One coalesced call of tensors of every dtype, none of which fills whole pieces."""
+    rank, world = here()
+    shapes = [(3, torch.bfloat16), (5001, torch.float64), (0, torch.float32), (7, torch.float16)]
+    shapes += [(1, torch.float32), (2999, torch.bfloat16), (1, torch.float64)]
+    rows = []
+    for count, dtype in shapes:
+        base = torch.arange(world * count).remainder(40)
+        output = torch.full((count,), 99, dtype=dtype)
+        right = world * base[rank * count : (rank + 1) * count] + sum(range(world))
+        rows.append((output, (base + rank).to(dtype), right.to(dtype)))
+    with dist._coalescing_manager(group):
+        for output, input, _ in rows:
+            dist.reduce_scatter_tensor(output, input, group=group)
+    return [torch.equal(output, right) for output, _, right in rows]
+
+
+@pytest.mark.parametrize("most", [4096, 64 << 20])
+def test_tensors_of_several_dtypes_in_one_call(run, most):
+    env = {**BOTH, "PG_SDMA_LANDING_BYTES": str(most)}
+    assert run(with_settings, env, mixed) == [[True] * 7] * RANKS
+
+
 # -- when it is complete
 
 
