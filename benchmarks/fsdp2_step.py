@@ -110,7 +110,7 @@ def measure(launch: Launch, options: argparse.Namespace, transport: str) -> dict
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             result[name], result[f"{name} host"] = slowest.tolist()
         if launch.rank == 0 and transport == "sdma":
-            print(f"    direct share of all-gather bytes: {pg_sdma.fast_path_share():.3f}")
+            print(f"    direct share of the bytes: {pg_sdma.fast_path_share():.3f}")
         if options.profile:
             spent = trainer.breakdown()
             if launch.rank == 0:

@@ -31,7 +31,7 @@ class Run:
     ms_per_step: float  # median over the measured steps, each as long as on its slowest rank
     tokens_per_s: float  # of all ranks together
     peak_memory_bytes: int | None  # of torch's allocator, on the fullest device; None on CPU
-    fast_path_share: float | None  # of all-gather bytes; None where none went over sdma
+    fast_path_share: float | None  # of what may go direct; None where nothing did
 
 
 class StepClock:

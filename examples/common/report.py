@@ -123,9 +123,7 @@ def comparison_table(inner: Run, sdma: Run, heading: str) -> Table:
     )
     table.add_row("largest loss difference", "", "", f"{max_abs_loss_difference(inner, sdma):.2g}")
     share = sdma.fast_path_share
-    table.add_row(
-        "all-gather bytes, direct route", "", "none" if share is None else f"{share:.1%}", ""
-    )
+    table.add_row("bytes that went direct", "", "none" if share is None else f"{share:.1%}", "")
     return table
 
 
