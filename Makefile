@@ -9,9 +9,12 @@ PYTEST := $(BIN)/python -m pytest
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: setup demo zero2 test nightly gpu-test sanitize lint format bench clean
+.PHONY: setup setup-zero3 demo zero2 zero3 test nightly gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
+
+# DeepSpeed and what else only the examples of other people's frameworks need.
+setup-zero3: .venv/.zero3
 
 demo: .venv/.ready
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py \
@@ -21,10 +24,14 @@ zero2: .venv/.ready
 	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_zero2.py \
 	    --device cpu --compare --steps 100 --param-dtype fp32 --shard-dtype fp32 --out out/zero2
 
+zero3: setup-zero3
+	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_zero3.py \
+	    --device cpu --compare --batch 4 --steps 300 --out out/zero3
+
 test: .venv/.ready
 	$(PYTEST)
 
-nightly: .venv/.ready
+nightly: .venv/.zero3 .venv/.frameworks
 	$(PYTEST) -m nightly
 
 gpu-test: .venv/.ready
@@ -59,10 +66,18 @@ clean:
 	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
 	@touch $@
 
-# The extras by what the installed metadata says of them, and without pg_sdma's own dependency: pip
-# must never take it for a reason to replace torch.
+# The requirements of the extras that $(1) is true of, by what the installed metadata says, and without
+# pg_sdma's own dependency: pip must never take it for a reason to replace torch.
+REQUIREMENTS = $(BIN)/python -c "from importlib.metadata import requires; \
+	    print(*(r.split(';')[0] for r in requires('pg-sdma') if $(1)), sep='\n')"
+
 .venv/.ready: .venv/.built
-	$(BIN)/python -c "from importlib.metadata import requires; \
-	    print(*(r.split(';')[0] for r in requires('pg-sdma') if 'extra' in r), sep='\n')" \
+	$(call REQUIREMENTS,'extra' in r and 'zero3' not in r and 'frameworks' not in r) \
 	    | $(BIN)/python -m pip install --quiet --requirement /dev/stdin
+	@touch $@
+
+# DeepSpeed's build imports torch, and would compile its operations unless told not to.
+.venv/.zero3 .venv/.frameworks: .venv/.%: .venv/.ready
+	$(call REQUIREMENTS,'$*' in r) | PATH="$(CURDIR)/$(BIN):$$PATH" DS_BUILD_OPS=0 \
+	    $(BIN)/python -m pip install --quiet --no-build-isolation --requirement /dev/stdin
 	@touch $@

@@ -26,21 +26,21 @@ def training_parser(
     model.add_argument(
         "--preset", choices=PRESETS, default="demo", help="sizes where none is given (%(default)s)"
     )
-    model.add_argument("--hidden", type=_positive, help="hidden size")
-    model.add_argument("--layers", type=_positive, help="transformer blocks")
-    model.add_argument("--heads", type=_positive, help="attention heads")
-    model.add_argument("--seq", type=_positive, help="sequence length in bytes")
+    model.add_argument("--hidden", type=positive, help="hidden size")
+    model.add_argument("--layers", type=positive, help="transformer blocks")
+    model.add_argument("--heads", type=positive, help="attention heads")
+    model.add_argument("--seq", type=positive, help="sequence length in bytes")
 
     training = parser.add_argument_group("training")
     training.add_argument(
         "--data", type=Path, help="text file, or folder of text files (Python's standard library)"
     )
     training.add_argument(
-        "--batch", type=_positive, default=4, help="sequences a step on each rank (%(default)s)"
+        "--batch", type=positive, default=4, help="sequences a step on each rank (%(default)s)"
     )
     training.add_argument(
         "--steps",
-        type=_positive,
+        type=positive,
         default=200,
         help="steps, those before --resume too (%(default)s)",
     )
@@ -62,6 +62,22 @@ def training_parser(
         help="deterministic kernels on GPU; those on CPU always are",
     )
 
+    report = parser.add_argument_group("measurement and report")
+    report.add_argument(
+        "--warmup", type=int, default=10, help="first steps left out of the times (%(default)s)"
+    )
+    report.add_argument(
+        "--sync-every-step", action="store_true", help="drain the device before every step"
+    )
+    report.add_argument(
+        "--out", type=Path, default=Path("out/demo"), help="folder of the report (%(default)s)"
+    )
+    add_process_group_options(parser)
+    return parser
+
+
+def add_process_group_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options that say on which device and over which process group a run trains."""
     group = parser.add_argument_group("process group")
     group.add_argument(
         "--device", choices=("cpu", "cuda"), default=_default_device(), help="(%(default)s)"
@@ -78,18 +94,6 @@ def training_parser(
         help="the backend that sdma wraps and is compared with (nccl on GPU, gloo on CPU)",
     )
     group.add_argument("--compare", action="store_true", help=compare)
-
-    report = parser.add_argument_group("measurement and report")
-    report.add_argument(
-        "--warmup", type=int, default=10, help="first steps left out of the times (%(default)s)"
-    )
-    report.add_argument(
-        "--sync-every-step", action="store_true", help="drain the device before every step"
-    )
-    report.add_argument(
-        "--out", type=Path, default=Path("out/demo"), help="folder of the report (%(default)s)"
-    )
-    return parser
 
 
 def parse_training(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
@@ -126,7 +130,8 @@ def backend_string(transport: str, device: str) -> str:
     return f"cpu:{backend}" if device == "cpu" else f"cpu:gloo,cuda:{backend}"
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """argparse's type of a whole number from 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a positive number")

@@ -64,6 +64,21 @@ def result(runs: Sequence[Run], setup: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def run_of(content: Mapping[str, Any]) -> Run:
+    """The run that `result` made this content of, which is of one run and not of two."""
+    ((transport, backend),) = content["backend"].items()
+    return Run(
+        transport=transport,
+        backend=backend,
+        first_step=content["first_step"],
+        losses=content["losses"][transport],
+        ms_per_step=content["ms_per_step"][transport],
+        tokens_per_s=content["tokens_per_s"][transport],
+        peak_memory_bytes=content["peak_memory_bytes"][transport],
+        fast_path_share=content["fast_path_share"],
+    )
+
+
 def write_report(runs: Sequence[Run], setup: Mapping[str, Any], out: Path) -> None:
     """Writes result.json and, of two runs (inner, sdma), loss.png; prints a table or a line."""
     out.mkdir(parents=True, exist_ok=True)
@@ -86,7 +101,7 @@ def write_report(runs: Sequence[Run], setup: Mapping[str, Any], out: Path) -> No
 def title(setup: Mapping[str, Any]) -> str:
     """One line that says what was trained where."""
     return (
-        f"{setup['trainer']}, GPT of {setup['parameters']:,} parameters, "
+        f"{setup['trainer']}, {setup.get('family', 'GPT')} of {setup['parameters']:,} parameters, "
         f"{setup['param_dtype']}, {setup['ranks']} ranks on {setup['device_name']}"
     )
 

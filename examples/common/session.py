@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -46,12 +46,17 @@ class Launch:
         dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.world_size)
         yield
         # Not in a `finally`: after an error the peers never come to the barrier.
-        dist.barrier()
-        # FSDP's modules are reference cycles, and a backend's threads may hold their last tensors.
-        gc.collect()
-        dist.destroy_process_group()
+        leave_group(dist.destroy_process_group)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+
+def leave_group(destroy: Callable[[], object]) -> None:
+    """Ends the default group with all ranks at once; `destroy` is what destroys it."""
+    dist.barrier()
+    # FSDP's modules are reference cycles, and a backend's threads may hold their last tensors.
+    gc.collect()
+    destroy()
 
 
 @contextmanager
