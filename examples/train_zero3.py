@@ -42,7 +42,7 @@ from zero3.engine import (
 )
 from zero3.models import parameter_count
 from zero3.options import model_config, parse
-from zero3.processes import run_in_turn
+from zero3.processes import require_launcher, run_in_turn
 
 
 def train(options: argparse.Namespace) -> None:
@@ -138,6 +138,7 @@ def compare(options: argparse.Namespace, argv: list[str]) -> None:
 
 def main(argv: list[str] = sys.argv[1:]) -> None:
     options = parse(argv)
+    require_launcher()
     require_deepspeed(options)
     compare(options, argv) if options.compare else train(options)
 

@@ -18,6 +18,15 @@ import torch.distributed as dist
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
+def require_launcher() -> None:
+    """Exits with how to start the program, where no launcher has."""
+    if not {"RANK", "LOCAL_RANK", "WORLD_SIZE"} <= os.environ.keys():
+        raise SystemExit(
+            "start this program with torchrun, or with DeepSpeed's launcher, for example:\n"
+            "    torchrun --standalone --nproc-per-node 2 examples/train_zero3.py --compare"
+        )
+
+
 def run_in_turn(command_lines: Iterable[Sequence[str]]) -> int:
     """Runs this program once with each of the command lines, every rank at the same time.
 

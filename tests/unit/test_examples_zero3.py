@@ -81,7 +81,15 @@ def test_the_7b_gpt_has_the_shape_that_was_published():
     assert 6.4e9 < parameter_count(config) < 6.5e9
 
 
+def test_without_a_launcher_the_example_says_how_to_start_it(monkeypatch):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    with pytest.raises(SystemExit, match="torchrun --standalone"):
+        train_zero3.main([*CPU])
+
+
 def test_without_deepspeed_the_example_says_what_to_install(monkeypatch):
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "0")
     monkeypatch.setattr(engine, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"(?s)lacks deepspeed and transformers.*make setup-zero3"):
         train_zero3.main([*CPU, "--model", "qwen3-tiny"])
