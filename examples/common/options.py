@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,11 +13,10 @@ from common.gpt import PRESETS, GPTConfig
 from pg_sdma.settings import read_settings
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+COMPARE = "train over inner, then over sdma, and compare"
 
 
-def training_parser(
-    description: str, compare: str = "train over inner, then over sdma, and compare"
-) -> argparse.ArgumentParser:
+def training_parser(description: str, compare: str = COMPARE) -> argparse.ArgumentParser:
     """A parser with every option that does not depend on how the model is sharded.
 
     `compare` says what the trainer does with --compare.
@@ -72,12 +72,15 @@ def training_parser(
     report.add_argument(
         "--out", type=Path, default=Path("out/demo"), help="folder of the report (%(default)s)"
     )
-    add_process_group_options(parser)
+    add_process_group_options(parser, compare)
     return parser
 
 
-def add_process_group_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options that say on which device and over which process group a run trains."""
+def add_process_group_options(parser: argparse.ArgumentParser, compare: str = COMPARE) -> None:
+    """Adds the options that say on which device and over which process group a run trains.
+
+    `compare` says what the trainer does with --compare.
+    """
     group = parser.add_argument_group("process group")
     group.add_argument(
         "--device", choices=("cpu", "cuda"), default=_default_device(), help="(%(default)s)"
@@ -111,7 +114,8 @@ def parse_training(parser: argparse.ArgumentParser, argv: list[str] | None) -> a
 def model_config(options: argparse.Namespace) -> GPTConfig:
     """The preset's sizes, each replaced by the option of its name where that was given."""
     preset = PRESETS[options.preset]
-    return GPTConfig(
+    return replace(
+        preset,
         hidden=options.hidden or preset.hidden,
         layers=options.layers or preset.layers,
         heads=options.heads or preset.heads,

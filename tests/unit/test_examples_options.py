@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_sizes_given_replace_those_of_the_preset() -> None:
     config = model_config(options)
     assert config.layers == 7
     assert (config.hidden, config.heads, config.seq) == (32, 2, PRESETS["tiny"].seq)
+
+
+def test_the_rest_of_a_preset_is_kept() -> None:
+    arguments = ["--device", "cpu", "--preset", "gpt2-124m"]
+    assert model_config(train_fsdp2.parse(arguments)) == PRESETS["gpt2-124m"]
+    shorter = model_config(train_fsdp2.parse([*arguments, "--seq", "64"]))
+    assert shorter == replace(PRESETS["gpt2-124m"], seq=64)
 
 
 def test_a_learning_rate_not_given_falls_with_the_width() -> None:
