@@ -6,6 +6,8 @@ PYTHON ?= python3
 
 BIN := .venv/bin
 PYTEST := $(BIN)/python -m pytest
+# Not bin/torchrun: where torch is the active environment's, .venv has none.
+TORCHRUN := $(BIN)/python -m torch.distributed.run
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
 
@@ -17,7 +19,7 @@ setup: .venv/.ready
 setup-zero3: .venv/.zero3
 
 demo: .venv/.ready
-	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py \
+	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_fsdp2.py \
 	    --device cpu --compare --steps 200 --out out/demo
 
 zero2: .venv/.ready
@@ -25,7 +27,7 @@ zero2: .venv/.ready
 	    --device cpu --compare --steps 100 --param-dtype fp32 --shard-dtype fp32 --out out/zero2
 
 zero3: setup-zero3
-	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_zero3.py \
+	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_zero3.py \
 	    --device cpu --compare --batch 4 --steps 300 --out out/zero3
 
 test: .venv/.ready
