@@ -23,7 +23,7 @@ demo: .venv/.ready
 	    --device cpu --compare --steps 200 --out out/demo
 
 zero2: .venv/.ready
-	$(BIN)/torchrun --standalone --nproc-per-node 2 examples/train_zero2.py \
+	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_zero2.py \
 	    --device cpu --compare --steps 100 --param-dtype fp32 --shard-dtype fp32 --out out/zero2
 
 zero3: setup-zero3

@@ -24,7 +24,7 @@ def comparison_page(inner: Run, sdma: Run, heading: str, command: str) -> str:
         before, after = (peak / MIB for peak in (inner.peak_memory_bytes, sdma.peak_memory_bytes))
         rows.append(("peak device memory, MiB", f"{before:,.0f}", f"{after:,.0f}"))
     share = "none" if sdma.fast_path_share is None else f"{sdma.fast_path_share:.1%}"
-    rows.append(("all-gather bytes, direct route", "", share))
+    rows.append(("bytes that went direct", "", share))
     lines = [
         f"# {heading}",
         "",

@@ -128,7 +128,7 @@ class Training:
 
 
 def share_of_all_groups() -> float | None:
-    """The part of this rank's all-gather bytes that went direct; None where there were none.
+    """The part of this rank's bytes of `stats` that went direct; None where there were none.
 
     Over every group: DeepSpeed gathers over the default one, and over clones and parts of it.
     """

@@ -152,7 +152,7 @@ def test_the_example_trains_to_the_same_losses(tmp_path, name):
     for measured in ("ms_per_step", "tokens_per_s"):
         assert set(result[measured]) == {"inner", "sdma"}
     assert (tmp_path / "loss.png").stat().st_size > 0
-    assert "| all-gather bytes, direct route |  | 100.0% |" in (tmp_path / "result.md").read_text()
+    assert "| bytes that went direct |  | 100.0% |" in (tmp_path / "result.md").read_text()
 
 
 @pytest.mark.parametrize(
