@@ -5,10 +5,17 @@
 #include <array>
 #include <cstdio>
 
+#include "torch_version.h"
+
 namespace pg_sdma {
 namespace {
 
 using c10d::ReduceOp;
+#if PG_SDMA_TORCH_AT_LEAST(2, 13)
+using Premultiplier = c10d::PreMulSumSupplement;
+#else
+using Premultiplier = c10d::NCCLPreMulSumSupplement;
+#endif
 
 constexpr std::array<const char*, 10> kNames{"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
                                              "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
@@ -40,7 +47,7 @@ std::string refusal(const ReduceOp& op) {
 Reduction read_reduction(const ReduceOp& op) {
   if (op.op_ == ReduceOp::SUM) return {Reduction::Kind::kSum, 1};
   if (op.op_ == ReduceOp::AVG) return {Reduction::Kind::kAverage, 1};
-  const auto& factor = static_cast<const c10d::NCCLPreMulSumSupplement&>(*op.supplement_);
+  const auto& factor = static_cast<const Premultiplier&>(*op.supplement_);
   return {Reduction::Kind::kPremultiplied, factor.tensor_factor.defined()
                                                ? factor.tensor_factor.item<double>()
                                                : factor.double_factor};
