@@ -11,7 +11,9 @@ TORCHRUN := $(BIN)/python -m torch.distributed.run
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
 
-.PHONY: setup setup-zero3 demo zero2 zero3 test nightly gpu-test sanitize lint format bench clean
+MINUTES ?= 10
+
+.PHONY: setup setup-zero3 demo zero2 zero3 test nightly soak gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
 
@@ -35,6 +37,9 @@ test: .venv/.ready
 
 nightly: .venv/.zero3 .venv/.frameworks
 	$(PYTEST) -m nightly
+
+soak: .venv/.ready
+	$(BIN)/python tests/soak.py --minutes $(MINUTES)
 
 gpu-test: .venv/.ready
 	$(PYTEST) -m gpu tests/gpu

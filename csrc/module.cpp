@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/inject.h"
 #include "gil_holder.h"
 
 namespace pg_sdma {
@@ -49,6 +50,8 @@ Settings read_settings(const py::dict& dict) {
       optional_of<bool>(dict, "allow_same_device").value_or(settings.allow_same_device);
   settings.allow_pcie = optional_of<bool>(dict, "allow_pcie").value_or(settings.allow_pcie);
   settings.driver = optional_of<std::string>(dict, "driver").value_or(settings.driver);
+  settings.trace_entries = optional_of<uint64_t>(dict, "trace_entries").value_or(0);
+  settings.trace_file = optional_of<std::string>(dict, "trace_file").value_or("");
   settings.agreed = optional_of<std::string>(dict, "agreed").value_or(settings.agreed);
   return settings;
 }
@@ -58,7 +61,9 @@ c10::DeviceType device_type(const std::string& name) { return c10::Device(name).
 GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
                                   const std::map<std::string, BackendPtr>& inners,
                                   const py::dict& settings, const std::string& group_name,
-                                  std::chrono::milliseconds timeout) {
+                                  std::chrono::milliseconds timeout,
+                                  const std::vector<int>& global_ranks) {
+  inject::configure(optional_of<std::string>(settings, "inject").value_or(""));
   auto group = std::make_shared<Group>();
   group->rank = rank;
   group->size = size;
@@ -66,6 +71,7 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
   group->store = store;
   group->settings = read_settings(settings);
   group->timeout = timeout;
+  group->global_ranks = global_ranks;
   Inners by_device;
   for (const auto& [device, inner] : inners) by_device.emplace(device_type(device), inner);
   py::gil_scoped_release no_gil;
@@ -113,6 +119,9 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("log"));
 
+  module.def("_flight_record", &flight_record::json, py::arg("rank"), py::arg("reason"),
+             py::call_guard<py::gil_scoped_release>());
+
   module.def("_static_refusal", &static_rule, py::kw_only(), py::arg("output_bytes"),
              py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
              py::arg("capturing") = false, py::arg("unsupported") = "",
@@ -122,7 +131,8 @@ PYBIND11_MODULE(_C, module) {
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())
       .def(py::init(&create), py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("inners"),
-           py::arg("settings"), py::arg("group_name"), py::arg("timeout"))
+           py::arg("settings"), py::arg("group_name"), py::arg("timeout"),
+           py::arg("global_ranks") = std::vector<int>())
       .def(
           "inner",
           [](const SdmaBackend& self, const std::string& device) {
@@ -131,6 +141,9 @@ PYBIND11_MODULE(_C, module) {
           py::arg("device_type"))
       .def("stats", &SdmaBackend::stats, py::call_guard<py::gil_scoped_release>())
       .def("detach", &SdmaBackend::detach, py::call_guard<py::gil_scoped_release>())
+      // As torch's own backends have it, whose users reach past the group.
+      .def("_set_default_timeout", &SdmaBackend::setTimeout, py::arg("timeout"),
+           py::call_guard<py::gil_scoped_release>())
       .def("__getattr__", &inner_attribute);
 }
 

@@ -100,6 +100,7 @@ BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, cons
   if (opts && !opts->group_name.empty()) derived_group->name = opts->group_name;
   if (opts) derived_group->timeout = opts->timeout;
   derived_group->store = store;
+  derived_group->global_ranks.clear();  // which of this group's it has is the inner's to know
   if (!store) {
     derived_group->store = c10::make_intrusive<c10d::PrefixStore>(
         "derived" + std::to_string(derived++), group().store);

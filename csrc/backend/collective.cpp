@@ -1,5 +1,6 @@
 #include "backend/collective.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 
 #include "backend/arguments.h"
@@ -45,6 +46,7 @@ std::string Collective::check_tensors(const std::string& who) const {
 
 void* Collective::landing(const at::Tensor& output) {
   if (output.is_contiguous()) return output.mutable_data_ptr();
+  at::assert_no_internal_overlap(output);  // else finish() would raise, on this rank alone
   stand_ins_.emplace_back(output, at::empty(output.sizes(), output.options()));
   return stand_ins_.back().second.mutable_data_ptr();
 }

@@ -28,7 +28,10 @@ class Collective : public std::enable_shared_from_this<Collective> {
   CallFacts facts;
   const bool async;
   const c10d::OpType type;
+  uint64_t record = 0;  // the flight recorder's
 
+  virtual const char* name() const = 0;  // the operation's, as users know it
+  const Tensors& inputs() const { return inputs_; }
   const Tensors& outputs() const { return outputs_; }
   // Whether the call has tensors, and so a device.
   bool known() const { return !inputs_.empty() && inputs_[0].defined(); }

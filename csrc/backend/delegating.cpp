@@ -74,7 +74,7 @@ Lane& DelegatingBackend::lane_of(const char* operation, const Arguments&... argu
 template <class Method, class... Arguments>
 WorkPtr DelegatingBackend::issue(const char* operation, Method method, Arguments&... arguments) {
   Lane& lane = lane_of(operation, arguments...);
-  return keep(lane, lane.issue(method, arguments...));
+  return keep(lane, lane.issue(operation, method, arguments...));
 }
 
 template <class Method, class... Arguments>
@@ -187,7 +187,7 @@ WorkPtr DelegatingBackend::gather_into_tensor(at::Tensor& output, at::Tensor& in
 
 WorkPtr DelegatingBackend::barrier(const c10d::BarrierOptions& opts) {
   Lane& lane = opts.device ? lane_for(__func__, opts.device->type()) : main_lane();
-  return keep(lane, lane.issue(&Backend::barrier, opts));
+  return keep(lane, lane.issue(__func__, &Backend::barrier, opts));
 }
 
 // Only gloo has one, so the cpu's lane is asked where there is one.
@@ -196,7 +196,9 @@ void DelegatingBackend::monitoredBarrier(const c10d::BarrierOptions& opts, bool 
     inner.monitoredBarrier(opts, wait_all_ranks);
     return nullptr;
   };
-  if (WorkPtr work = lanes_.back().second->issue(call, opts, wait_all_ranks)) work->wait();
+  if (WorkPtr work = lanes_.back().second->issue("monitoredBarrier", call, opts, wait_all_ranks)) {
+    work->wait();
+  }
 }
 
 // Point-to-point

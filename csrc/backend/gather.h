@@ -31,7 +31,7 @@ class Gather final : public Collective {
   void forget_tensors() override { call.pieces.clear(); }
   std::string check() const;
   void add_piece(size_t t);
-  const char* name() const;
+  const char* name() const override;
 
   const Form form_;
   c10d::AllgatherOptions options_;

@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
+#include <cstdio>
 
 #include "backend/self_test.h"
 #include "backend/store_board.h"
@@ -22,7 +23,8 @@ std::function<void(const std::string&)>& log_function() {
 // How long leave() waits for a call in another thread before it fails it.
 constexpr std::chrono::seconds kGrace{2};
 
-Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device) {
+Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device,
+                                       std::function<void(const std::string&)> on_fault) {
   Rendezvous::Options options;
   options.group = group.name;
   options.lane = c10::DeviceTypeName(device, /*lower_case=*/true);
@@ -38,6 +40,7 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   }
   options.allow_same_device = group.settings.allow_same_device;
   options.allow_pcie = group.settings.allow_pcie;
+  options.on_fault = std::move(on_fault);
   return options;
 }
 
@@ -63,14 +66,25 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
     : group_(std::move(group)),
       device_(device),
       inner_(std::move(inner)),
+      inner_name_(inner_->getBackendName()),
       timeout_(group_->timeout),
-      rendezvous_(rendezvous_options(*group_, device),
+      recorder_(group_->settings.trace_entries),
+      direct_(recorder_.keep("")),
+      not_ours_(recorder_.keep("not an operation that goes direct")),
+      rendezvous_(rendezvous_options(*group_, device,
+                                     [this](const std::string& why) {
+                                       // The vote's own test may fail without harm: the group then
+                                       // uses the inner.
+                                       if (live_) record_fault(why);
+                                     }),
                   std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
       chain_(make_chain(device)) {
   rendezvous_.join();
+  flight_record::add(this);
 }
 
 Lane::~Lane() {
+  flight_record::remove(this);
   if (!fork_guard_.forked()) {
     leave(/*process_ends=*/false);
     return;
@@ -88,6 +102,7 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ",
                    collective->call.operation, ": group ", group_->name, " has been destroyed");
   if (collective->call.timeout.count() <= 0) collective->call.timeout = timeout_.load();
+  add_to_record(*collective);
   try {
     // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must
     // not hold up their caller: a peer may be waiting for what the caller does next.
@@ -110,6 +125,25 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
 
 std::vector<WorkPtr> Lane::carry(Collective& collective) {
   if (!voted_) prepare(collective);
+  if (recorder_.on()) {
+    void* stream = nullptr;
+    if (device_ != c10::kCPU) {
+      const c10::Device device = collective.device();
+      stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+    }
+    recorder_.start(collective.record, reinterpret_cast<uintptr_t>(stream));
+  }
+  try {
+    return carry_parts(collective);
+  } catch (const GroupFault&) {
+    throw;  // it has neither ended nor failed: what it waits for is what the record is for
+  } catch (const std::exception&) {
+    recorder_.end(collective.record, FlightRecorder::State::kFailed);
+    throw;
+  }
+}
+
+std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
   std::vector<WorkPtr> pending;
   const auto add = [&](const WorkPtr& work) {
     if (work) pending.push_back(work);
@@ -121,17 +155,25 @@ std::vector<WorkPtr> Lane::carry(Collective& collective) {
   collective.lay_out();
   const size_t tensors = collective.tensors();
   size_t first = 0;
+  bool all_direct = true;
   do {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
     const Call part = collective.part(first, last);
+    recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
     const Decision decision = transport_->agree(part);
     stats_.count(part.operation, decision.reason, part.total_bytes());
+    if (recorder_.on()) {
+      const std::string* reason = decision.direct ? direct_ : recorder_.keep(decision.reason);
+      recorder_.route(collective.record, transport_->number(), reason);
+    }
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
       chain_->before_direct(*transport_);
       collective.carry(*transport_, part);
     } else {
+      all_direct = false;
       refuse_silence(collective, decision.reason);
+      transport_->note_elsewhere(collective.name());
       chain_->before_inner();
       for (const WorkPtr& work : collective.part_on_inner(*inner_, first, last)) {
         chain_->after_inner(work);
@@ -140,16 +182,23 @@ std::vector<WorkPtr> Lane::carry(Collective& collective) {
     }
     first = last;
   } while (first < tensors);
+  using State = FlightRecorder::State;
+  const State ended = engine_->stream_ordered() ? State::kEnqueued : State::kCompleted;
+  recorder_.end(collective.record, all_direct ? ended : State::kIssued);
   return pending;
 }
 
 WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
+  if (recorder_.on()) recorder_.route(collective.record, 0, recorder_.keep(reason));
+  recorder_.end(collective.record, FlightRecorder::State::kFailed);  // unless it comes to be issued
   if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
   refuse_silence(collective, reason);
   stats_.count(collective.call.operation, reason, collective.facts.output_bytes);
+  if (transport_) transport_->note_elsewhere(collective.name());
   chain_->before_inner();
   WorkPtr work = collective.on_inner(*inner_);
   chain_->after_inner(work);
+  recorder_.end(collective.record, FlightRecorder::State::kIssued);
   return work;
 }
 
@@ -185,15 +234,23 @@ void Lane::vote() {
     if (!engine_) throw CannotShare(no_engine_);
     return engine_;
   };
-  const auto test = [this](Transport& transport) {
-    return self_test(transport, device_, group_->rank, group_->size, timeout_.load());
+  const auto deadline = Clock::now() + timeout_.load();
+  const auto test = [this, deadline](Transport& transport) {
+    return self_test(transport, device_, group_->rank, group_->size, deadline);
   };
   Rendezvous::Result result;
   try {
     result = rendezvous_.vote(engine, test, timeout_.load());
   } catch (const std::exception& error) {
     // Sticky: peers may have voted on what this rank has said so far.
-    end(error.what());
+    std::string why = error.what();
+    if (dynamic_cast<const c10::Error*>(&error) != nullptr) {
+      why = "rank " + std::to_string(group_->rank) + ": the first direct operation of group " +
+            group_->name + " cannot use the group's store, look at the process that serves it: " +
+            why.substr(0, why.find('\n'));
+    }
+    end(why);
+    record_fault(fault());
     throw GroupFault(fault());
   }
   {
@@ -202,6 +259,7 @@ void Lane::vote() {
     transport_ = std::move(result.transport);
   }
   voted_ = true;
+  live_ = true;
   off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
   policy_.min_bytes = group_->settings.min_bytes.value_or(0);
@@ -258,6 +316,48 @@ void Lane::end(const std::string& why) {
   }
   chain_->abandon(why);
   if (transport) transport->abort(why);
+}
+
+void Lane::add_to_record(Collective& collective) {
+  if (!recorder_.on()) return;
+  FlightRecorder::Made made{collective.name()};
+  CallSizes::fill(made, collective.outputs(), collective.inputs());
+  made.async = collective.async;
+  made.timeout_ms = collective.call.timeout.count();
+  collective.record = recorder_.add(made);
+}
+
+void Lane::record_fault(const std::string& why) {
+  if (group_->settings.trace_file.empty() || fault_recorded_.exchange(true)) return;
+  const auto own = static_cast<size_t>(group_->rank);
+  const auto& ranks = group_->global_ranks;
+  const std::string failed = flight_record::write(
+      group_->settings.trace_file, own < ranks.size() ? ranks[own] : group_->rank, why);
+  if (!failed.empty()) std::fprintf(stderr, "pg_sdma: no flight record: %s\n", failed.c_str());
+}
+
+LaneRecord Lane::record() const {
+  LaneRecord record;
+  record.group = group_->name;
+  record.device = c10::DeviceTypeName(device_, /*lower_case=*/true);
+  record.inner = inner_name_;
+  record.rank = group_->rank;
+  record.global_ranks = group_->global_ranks;
+  record.capacity = recorder_.capacity();
+  record.recorded = recorder_.recorded();
+  record.entries = recorder_.entries();
+  // The lock keeps the transport there without owning it: the last owner joins its threads, and
+  // this may be one of them.
+  std::lock_guard<std::mutex> lock(fault_mutex_);
+  record.fault = fault_;
+  if (transport_) {
+    record.number = transport_->number();
+    record.ranks = transport_->progress();
+    if (record.fault.empty() && transport_->page().faulted()) {
+      record.fault = transport_->page().fault();
+    }
+  }
+  return record;
 }
 
 std::string Lane::fault() const {

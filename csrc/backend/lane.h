@@ -13,7 +13,10 @@
 #include <string>
 #include <utility>
 
+#include "backend/call_sizes.h"
 #include "backend/chain.h"
+#include "backend/flight_record.h"
+#include "backend/flight_recorder.h"
 #include "backend/fork_guard.h"
 #include "backend/stats.h"
 #include "transport/rendezvous.h"
@@ -34,7 +37,9 @@ struct Settings {
   bool allow_same_device = false;
   bool allow_pcie = false;
   std::string driver;  // library to open instead of the vendor's
-  std::string agreed;  // what must be equal on all ranks, as text
+  uint64_t trace_entries = 0;
+  std::string trace_file;  // where a broken group's flight record goes; empty: nowhere
+  std::string agreed;      // what must be equal on all ranks, as text
 };
 
 // What the lanes of a group share.
@@ -45,9 +50,10 @@ struct Group {
   c10::intrusive_ptr<c10d::Store> store;
   Settings settings;
   std::chrono::milliseconds timeout{0};
+  std::vector<int> global_ranks;  // of all ranks
 };
 
-class Lane final : private Carrier {
+class Lane final : private Carrier, private Recorded {
  public:
   Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
        c10::intrusive_ptr<c10d::Backend> inner);
@@ -56,12 +62,24 @@ class Lane final : private Carrier {
   c10d::Backend& inner() { return *inner_; }
 
   // Issues one collective on the inner, in chain order. Returns what the inner returns (null for
-  // NCCL's synchronous operations).
+  // NCCL's synchronous operations). `operation` lives for ever.
   template <class Method, class... Args>
-  WorkPtr issue(Method method, Args&... args) {
+  WorkPtr issue(const char* operation, Method method, Args&... args) {
     check_fork();
     std::lock_guard<std::timed_mutex> lock(mutex_);
-    auto call = [this, method](Args&... args) { return std::invoke(method, *inner_, args...); };
+    uint64_t record = 0;
+    if (recorder_.on()) {
+      FlightRecorder::Made made{operation};
+      CallSizes::fill(made, args...);
+      record = recorder_.add(made);
+    }
+    auto call = [this, operation, record, method](Args&... args) {
+      if (transport_) transport_->note_elsewhere(operation);
+      recorder_.route(record, 0, not_ours_);
+      WorkPtr work = std::invoke(method, *inner_, args...);
+      recorder_.end(record, FlightRecorder::State::kIssued);
+      return work;
+    };
     if (chain_->defers()) {
       return chain_->defer([call, args...]() mutable { return call(args...); });
     }
@@ -90,8 +108,13 @@ class Lane final : private Carrier {
   // Fails what is pending and every later call of run(), here and on the peers. From any thread.
   void abort();
 
+  LaneRecord record() const override;
+
  private:
   std::vector<WorkPtr> carry(Collective& collective) override;
+  std::vector<WorkPtr> carry_parts(Collective& collective);
+  void add_to_record(Collective& collective);
+  void record_fault(const std::string& why);
 
   void prepare(Collective& collective);
   void make_engine(c10::Device device);
@@ -105,9 +128,15 @@ class Lane final : private Carrier {
   const std::shared_ptr<const Group> group_;
   const c10::DeviceType device_;
   c10::intrusive_ptr<c10d::Backend> inner_;
+  const std::string inner_name_;  // for threads that must not wait for Python
   std::atomic<std::chrono::milliseconds> timeout_;
   ForkGuard fork_guard_;
   Stats stats_;
+  FlightRecorder recorder_;
+  const std::string* const direct_;    // the empty reason
+  const std::string* const not_ours_;  // why other collectives are the inner's
+  std::atomic<bool> live_{false};      // once the vote is over
+  std::atomic<bool> fault_recorded_{false};
 
   // The chain's: one collective is issued at a time. What follows is read and written under it, or
   // by the chain's worker while it is busy.

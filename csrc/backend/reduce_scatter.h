@@ -41,7 +41,7 @@ class ReduceScatter final : public Collective {
   void keep_apart();
   void point_slices();
   size_t input_of(size_t tensor, int rank) const;
-  const char* name() const;
+  const char* name() const override;
 
   const Form form_;
   c10d::ReduceScatterOptions options_;

@@ -2,10 +2,15 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <vector>
+
+#include "engine/inject.h"
 
 namespace pg_sdma {
 namespace {
+
+using Milliseconds = std::chrono::milliseconds;
 
 constexpr int64_t kOffset = 3;  // shards start at odd addresses
 
@@ -16,7 +21,7 @@ at::Tensor shard_of(int rank, int64_t bytes) {
 }  // namespace
 
 std::string self_test(Transport& transport, c10::DeviceType device, int rank, int world,
-                      std::chrono::milliseconds timeout) {
+                      std::chrono::steady_clock::time_point deadline) {
   for (const int64_t bytes : {int64_t{1}, int64_t{4099}, int64_t{1} << 20}) {
     const auto options = at::TensorOptions().dtype(at::kByte).device(device);
     at::Tensor input = at::empty({bytes + kOffset}, options).narrow(0, kOffset, bytes);
@@ -26,7 +31,8 @@ std::string self_test(Transport& transport, c10::DeviceType device, int rank, in
     Call call;
     call.operation = "self-test";
     call.dtype = "Byte";
-    call.timeout = timeout;
+    const auto left = deadline - std::chrono::steady_clock::now();
+    call.timeout = std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(1));
     Piece piece;
     piece.input = input.const_data_ptr();
     piece.bytes = static_cast<size_t>(bytes);
@@ -35,10 +41,11 @@ std::string self_test(Transport& transport, c10::DeviceType device, int rank, in
     call.pieces.push_back(std::move(piece));
 
     transport.queue().follow_caller();
-    if (const Decision decision = transport.agree(call); !decision.direct) return decision.reason;
+    if (const Decision decision = transport.agree(call); !decision.direct) return decision.here;
     transport.carry(call);
     transport.queue().caller_follows();
 
+    if (inject::corrupts("self-test")) output.narrow(0, kOffset, 1).bitwise_xor_(1);
     const at::Tensor got = output.cpu();
     for (int r = 0; r < world; ++r) {
       if (!got.narrow(0, kOffset + r * bytes, bytes).equal(shard_of(r, bytes))) {

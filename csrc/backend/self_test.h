@@ -11,8 +11,8 @@
 namespace pg_sdma {
 
 // Gathers shards of several sizes and alignments whose bytes every rank can compute. Returns what
-// was wrong, empty when every byte was right. Throws GroupFault.
+// was wrong on this rank, empty when every byte was right. Throws GroupFault.
 std::string self_test(Transport& transport, c10::DeviceType device, int rank, int world,
-                      std::chrono::milliseconds timeout);
+                      std::chrono::steady_clock::time_point deadline);
 
 }  // namespace pg_sdma

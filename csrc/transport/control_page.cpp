@@ -8,6 +8,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -15,6 +16,8 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "engine/inject.h"
 
 namespace pg_sdma {
 namespace {
@@ -52,6 +55,8 @@ struct RankLines {
   std::atomic<uint32_t> departed{0};
   alignas(kLine) Counter ready{0};
   alignas(kLine) Counter done{0};
+  alignas(kLine) Counter elsewhere{0};  // collectives given to the inner
+  std::array<Counter, 4> elsewhere_name{};
 };
 
 struct FaultText {
@@ -130,7 +135,8 @@ ControlPage ControlPage::share() const {
 }
 
 ControlPage ControlPage::create(int world, uint64_t ring) {
-  const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC);
+  inject::at("memfd");
+  const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
   // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later.
   const auto size = static_cast<off_t>(bytes(world, ring));
@@ -138,6 +144,8 @@ ControlPage ControlPage::create(int world, uint64_t ring) {
     ::close(descriptor);
     throw std::system_error(error, std::generic_category(), "allocating the control page");
   }
+  // Nobody can shrink it under the others, who would end by SIGBUS.
+  fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
   ControlPage page(descriptor, world, ring);
   // The file reads as zeros, which is the initial state of everything but the header.
   Layout& layout = page.layout();
@@ -149,6 +157,7 @@ ControlPage ControlPage::create(int world, uint64_t ring) {
 }
 
 ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring) {
+  inject::at("attach");
   const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(descriptor);
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) throw std::system_error(errno, std::generic_category(), "opening " + path);
@@ -207,6 +216,12 @@ void ControlPage::show_record(int rank, uint64_t slot, uint64_t number) {
 void ControlPage::copy_record(int rank, uint64_t slot, CallRecord& into) const {
   layout().record(rank, slot).read(into);
   std::atomic_thread_fence(std::memory_order_acquire);
+  // What a peer has written is taken for no more than it can be.
+  into.tensors = std::min<uint32_t>(into.tensors, kMaxTensors);
+  into.operation[sizeof into.operation - 1] = 0;
+  into.dtype[sizeof into.dtype - 1] = 0;
+  into.reduction[sizeof into.reduction - 1] = 0;
+  if (into.summary.state != CallState::kShareable) into.why[sizeof into.why - 1] = 0;
 }
 
 uint64_t ControlPage::acknowledged(int rank) const { return layout().of(rank).acknowledged; }
@@ -221,8 +236,37 @@ void ControlPage::depart(int rank) {
 }
 bool ControlPage::departed(int rank) const { return layout().of(rank).departed != 0; }
 
+void ControlPage::note_elsewhere(int rank, const char* operation) {
+  RankLines& lines = layout().of(rank);
+  std::array<uint64_t, 4> name{};
+  std::memcpy(name.data(), operation, std::min(std::strlen(operation), sizeof name - 1));
+  // A reader may see one name's half and another's: it is for messages.
+  for (size_t i = 0; i < name.size(); ++i) {
+    lines.elsewhere_name[i].store(name[i], std::memory_order_relaxed);
+  }
+  lines.elsewhere.store(lines.elsewhere.load(std::memory_order_relaxed) + 1,
+                        std::memory_order_relaxed);
+}
+
+std::pair<uint64_t, std::string> ControlPage::elsewhere(int rank) const {
+  const RankLines& lines = layout().of(rank);
+  std::array<uint64_t, 4> name{};
+  for (size_t i = 0; i < name.size(); ++i) name[i] = lines.elsewhere_name[i];
+  char text[sizeof name];
+  std::memcpy(text, name.data(), sizeof name);
+  return {lines.elsewhere, std::string(text, strnlen(text, sizeof text))};
+}
+
+uint64_t ControlPage::called(int rank) const {
+  uint64_t last = layout().of(rank).consumed;
+  for (uint64_t slot = 0; slot < ring_; ++slot) last = std::max(last, record_number(rank, slot));
+  return last;
+}
+
 Counter& ControlPage::ready(int rank) { return layout().of(rank).ready; }
 Counter& ControlPage::done(int rank) { return layout().of(rank).done; }
+uint64_t ControlPage::ready(int rank) const { return layout().of(rank).ready; }
+uint64_t ControlPage::done(int rank) const { return layout().of(rank).done; }
 
 void ControlPage::post_ticket(int rank, const Ticket& ticket) {
   auto& slot = layout().ticket(rank, ticket.export_id);
@@ -267,6 +311,7 @@ std::string ControlPage::fault() const {
   }
   FaultText fault{};
   layout().fault.read(fault);
+  fault.text[sizeof fault.text - 1] = 0;
   return fault.text;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "engine/engine.h"
 #include "transport/agree.h"
@@ -77,9 +78,18 @@ class ControlPage {
   void depart(int rank);
   bool departed(int rank) const;
 
+  // -- what only messages use: collectives that a rank has given to the inner, and the last one's
+  // name, cut off at 31 characters. Cheap: no bell.
+  void note_elsewhere(int rank, const char* operation);
+  std::pair<uint64_t, std::string> elsewhere(int rank) const;
+  // The last operation that a rank has published or agreed on.
+  uint64_t called(int rank) const;
+
   // -- counters of the data path, written by the engine
   Counter& ready(int rank);
   Counter& done(int rank);
+  uint64_t ready(int rank) const;
+  uint64_t done(int rank) const;
 
   // -- tickets of one rank's exports, found by export id
   void post_ticket(int rank, const Ticket& ticket);

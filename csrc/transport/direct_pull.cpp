@@ -9,6 +9,8 @@
 #include <sstream>
 #include <utility>
 
+#include "engine/inject.h"
+
 namespace pg_sdma {
 namespace {
 
@@ -148,7 +150,7 @@ class DirectPull::PageView {
 class DirectPull::HostWaiter final : public Waiter {
  public:
   HostWaiter(DirectPull& self, const Call& call)
-      : self_(self), call_(call), deadline_(Clock::now() + call.timeout) {}
+      : self_(self), call_(call), deadline_(self.started_ + call.timeout) {}
 
   void wait(Counter& counter, uint64_t value) override {
     const int rank = owner(counter);
@@ -186,7 +188,10 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
       records_(options_.world) {
   if (engine_->stream_ordered()) {
     watchdog_ = std::make_unique<Watchdog>(page_, *peers_, options_.group, options_.rank,
-                                           options_.world, end_process);
+                                           options_.world, [this](const std::string& why) {
+                                             if (options_.on_fault) options_.on_fault(why);
+                                             end_process(why);
+                                           });
   }
 }
 
@@ -202,6 +207,7 @@ std::unique_ptr<Waiter> DirectPull::waiter(const Call& call) {
 }
 
 Decision DirectPull::agree(const Call& call) {
+  inject::at("agree");
   check_fault();
   carrying_ = false;
   own_ = describe(call);
@@ -211,9 +217,10 @@ Decision DirectPull::agree(const Call& call) {
 
   PageView view(*this);
   using Progress = Agreement<PageView>::Progress;
-  const Deadline start = Clock::now();
-  const Deadline timeout = start + call.timeout;
-  const Deadline patient_until = options_.patience.count() == 0 ? timeout : start + patience();
+  started_ = Clock::now();
+  const Deadline timeout = started_ + call.timeout;
+  const Deadline patient_until =
+      options_.patience.count() == 0 ? timeout : std::min(timeout, started_ + patience());
   std::string why_not;
   std::string error;
   for (;;) {
@@ -245,11 +252,14 @@ Decision DirectPull::agree(const Call& call) {
   if (verdict.outcome == Outcome::kError) throw BadCall(error);
   // A peer has decided without seeing this rank's record.
   if (!call.invalid.empty()) throw BadCall(call.invalid);
-  if (verdict.outcome == Outcome::kLate) return {false, "late"};
-  return {false, why_not.empty() ? "memory that cannot be shared" : why_not};
+  if (verdict.outcome == Outcome::kLate) return {false, "late", "late"};
+  const bool here = own_.summary.state == CallState::kUnshareable;
+  return {false, why_not.empty() ? "memory that cannot be shared" : why_not,
+          here ? std::string(own_.why) : why_not};
 }
 
 void DirectPull::carry(const Call& call) {
+  inject::at("carry");
   const int rank = options_.rank;
   const int world = options_.world;
   carrying_ = true;
@@ -278,7 +288,7 @@ void DirectPull::carry(const Call& call) {
   HostWaiter waiter(*this, call);
   guarded(call, [&] {
     if (watchdog_) {
-      watchdog_->watch(number_, call.operation, call.total_bytes(), Clock::now() + call.timeout);
+      watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
     queue_->run(program_, waiter);
     // A rank that raises gives its input away, perhaps while this one was reading it.
@@ -386,11 +396,11 @@ bool DirectPull::open_exports(const Call& call, std::string& why_not) {
     const std::vector<Region> regions = call.regions();
     for (int peer = 0; peer < options_.world; ++peer) {
       if (peer == options_.rank) continue;
-      for (uint32_t t = 0; t < records_[peer].tensors; ++t) {
+      for (size_t t = 0; t < regions.size(); ++t) {
         const Place& place = records_[peer].places[t];
-        if (place.export_id == 0) continue;  // an empty tensor
-        const Mapping found = sharing_.open(peer, place.export_id, number_);
         const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
+        if (bytes == 0) continue;
+        const Mapping found = sharing_.open(peer, place.export_id, number_);
         if (bytes > found.bytes || place.offset > found.bytes - bytes) {
           throw CannotShare("a tensor outside of its export");
         }
@@ -437,26 +447,29 @@ void DirectPull::check_peers() {
     // Read after its departure: what it did before that counts.
     const bool needed = page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
     if (!needed) continue;
-    fail("rank " + std::to_string(options_.rank) + ": operation " + std::to_string(number_) +
-         " of group " + options_.group + " waits for rank " + std::to_string(rank) +
-         (departed ? ", which has destroyed the group"
-                   : ", whose process has ended (look at its output for the cause)"));
+    fail(this_operation() + " waits for rank " + std::to_string(rank) +
+         (departed ? ", which has destroyed the group. "
+                   : ", whose process has ended (look at its output for the cause). ") +
+         tell_progress(progress(), number_, engine_->stream_ordered(), Clock::now() - started_));
   }
 }
 
 void DirectPull::check_fault() const {
-  if (page_.faulted()) throw GroupFault(page_.fault());
+  if (!page_.faulted()) return;
+  const std::string why = page_.fault();
+  if (options_.on_fault) options_.on_fault(why);
+  throw GroupFault(why);
 }
 
 void DirectPull::fail(const std::string& text) {
   page_.set_fault(options_.rank, text);
-  throw GroupFault(page_.fault());
+  check_fault();
+  throw GroupFault(text);  // not reached: the fault is set, by this rank or before
 }
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
 void DirectPull::fail_carrying(const Call& call, const std::string& why) {
-  fail("rank " + std::to_string(options_.rank) + ": " + call.operation + " (operation " +
-       std::to_string(number_) + " of group " + options_.group + "): " + why);
+  fail(this_operation() + ": " + why);
 }
 
 std::string DirectPull::explain_error(const Verdict& verdict) const {
@@ -479,13 +492,18 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
 
 std::string DirectPull::who_is_missing(const Call& call, int rank, const char* what) const {
   std::ostringstream text;
-  text << "rank " << options_.rank << ": " << call.operation << " (operation " << number_
-       << " of group " << options_.group << ", " << call.total_bytes()
-       << (call.reduces() ? " bytes of input" : " bytes of output") << ") timed out after "
-       << call.timeout.count() << " ms: rank " << rank << " " << what << " (it has agreed on "
-       << page_.consumed(rank)
-       << " operations). Look for that rank's error, or raise the group's timeout.";
+  text << this_operation() << " timed out after " << call.timeout.count() << " ms: rank " << rank
+       << " " << what << ". "
+       << tell_progress(progress(), number_, engine_->stream_ordered(), Clock::now() - started_)
+       << " Look for that rank's error, or raise the group's timeout.";
   return text.str();
+}
+
+std::string DirectPull::this_operation() const {
+  return "rank " + std::to_string(options_.rank) + ": " + own_.operation + " (operation " +
+         std::to_string(number_) + " of group " + options_.group + ", " +
+         std::to_string(own_.total_bytes) +
+         (own_.reduction[0] != 0 ? " bytes of input)" : " bytes of output)");
 }
 
 }  // namespace pg_sdma

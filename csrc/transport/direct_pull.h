@@ -2,6 +2,7 @@
 // from where they lie.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -10,6 +11,7 @@
 
 #include "transport/control_page.h"
 #include "transport/peers.h"
+#include "transport/progress.h"
 #include "transport/sharing.h"
 #include "transport/transport.h"
 #include "transport/watchdog.h"
@@ -27,6 +29,9 @@ class DirectPull final : public Transport {
     // call's timeout, after which the group is broken (a host engine, where the inner blocks too).
     std::chrono::microseconds patience{0};
     std::chrono::microseconds spin{0};  // before a wait sleeps
+    // Told why the group is broken, from the thread that finds out, maybe several times, and before
+    // anything else comes of it.
+    std::function<void(const std::string&)> on_fault;
   };
 
   // `identities`: Engine::identity() of each rank.
@@ -41,6 +46,13 @@ class DirectPull final : public Transport {
   void abort(const std::string& why) override;
 
   ControlPage& page() { return page_; }
+  // From any thread.
+  std::vector<RankProgress> progress() const {
+    return read_progress(page_, *peers_, options_.world);
+  }
+  uint64_t number() const { return number_; }  // the last that was taken
+  // The inner carries a collective of this group.
+  void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
   void set_patience(std::chrono::microseconds patience) { options_.patience = patience; }
 
  private:
@@ -85,6 +97,7 @@ class DirectPull final : public Transport {
   [[noreturn]] void fail_carrying(const Call& call, const std::string& why);
   std::string explain_error(const Verdict& verdict) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
+  std::string this_operation() const;  // as messages name it
 
   Options options_;
   std::shared_ptr<Engine> engine_;
@@ -95,8 +108,9 @@ class DirectPull final : public Transport {
 
   std::unique_ptr<Watchdog> watchdog_;  // where no host waits for an operation to end
 
-  uint64_t number_ = 0;
-  bool carrying_ = false;  // operation number_ is direct, and under way
+  std::atomic<uint64_t> number_ = 0;  // written by one thread at a time
+  Deadline started_{};                // of operation number_
+  bool carrying_ = false;             // operation number_ is direct, and under way
   bool last_was_late_ = false;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "engine/inject.h"
 #include "transport/direct_pull.h"
 
 namespace pg_sdma {
@@ -12,6 +13,7 @@ void DirectPull::reduce(const Call& call, Reducer& reducer) {
   }
   const int rank = options_.rank;
   const int world = options_.world;
+  inject::at("carry");
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   std::vector<const void*> slices(world);

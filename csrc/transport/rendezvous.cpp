@@ -11,15 +11,22 @@
 #include <utility>
 
 #include "engine/host.h"
+#include "engine/inject.h"
 
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "1";
+constexpr const char* kProtocol = "2";
 
 // A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
 // inner would enqueue and go on.
 constexpr std::chrono::milliseconds kStreamPatience{5};
+
+// How often a waiting rank looks whether those it waits for still live.
+constexpr std::chrono::milliseconds kFirstLook{50};
+constexpr std::chrono::milliseconds kLook{500};
+
+constexpr const char* kFailedTest = " failed its self-test: ";
 
 // A record: one `name=value` a line. Values hold no line breaks.
 using Fields = std::map<std::string, std::string>;
@@ -56,7 +63,7 @@ std::string link_target(const char* path) {
 // Ranks that share this can name each other's processes and read their descriptors.
 std::string host_identity() {
   return first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid") +
-         " uid:" + std::to_string(geteuid());
+         " uid:" + std::to_string(geteuid()) + (inject::corrupts("host") ? " elsewhere" : "");
 }
 
 std::string one_line(std::string text) {
@@ -95,12 +102,16 @@ bool off_everywhere(const std::vector<std::string>& records) {
 
 // Why a step of the vote failed; nothing when every rank said yes.
 std::optional<std::string> first_no(const std::vector<std::string>& answers) {
+  std::optional<std::string> heard;
   for (size_t rank = 0; rank < answers.size(); ++rank) {
     const Fields answer = read_fields(answers[rank]);
     const auto no = answer.find("no");
-    if (no != answer.end()) return "rank " + std::to_string(rank) + ": " + no->second;
+    if (no == answer.end()) continue;
+    // A rank that has only heard of another's trouble is asked last.
+    if (answer.count("heard") == 0) return "rank " + std::to_string(rank) + ": " + no->second;
+    if (!heard) heard = no->second;
   }
-  return std::nullopt;
+  return heard;
 }
 
 // Why a device may not be read over the link to it; empty when it may.
@@ -137,48 +148,81 @@ std::string Rendezvous::key(const std::string& step, int rank) const {
 }
 
 void Rendezvous::post(const std::string& step, const std::string& value) {
+  inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
   board_->post(key(step, options_.rank), value);
 }
 
-std::vector<std::string> Rendezvous::collect(const std::string& step,
-                                             std::chrono::milliseconds timeout) {
+std::vector<std::string> Rendezvous::collect(const std::string& step, Clock::time_point deadline) {
   std::vector<std::string> keys;
   for (int rank = 0; rank < options_.world; ++rank) keys.push_back(key(step, rank));
-  std::vector<std::string> values;
-  std::string missing;
-  for (std::optional<std::string>& value : board_->collect(keys, timeout)) {
-    if (!value) missing += (missing.empty() ? "rank " : ", rank ") + std::to_string(values.size());
-    values.push_back(std::move(value).value_or(""));
+  for (std::chrono::milliseconds look = kFirstLook;; look = std::min(2 * look, kLook)) {
+    // Before the board is asked: what a rank posted before it ended counts.
+    std::vector<bool> ended(keys.size(), false);
+    for (size_t rank = 0; peers_ && rank < keys.size(); ++rank) {
+      ended[rank] = peers_->gone(static_cast<int>(rank));
+    }
+    const bool last = Clock::now() + look >= deadline;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
+    const auto patience = last ? std::max(left, std::chrono::milliseconds(0)) : look;
+    std::vector<std::string> values;
+    std::string missing;
+    for (std::optional<std::string>& value : board_->collect(keys, patience)) {
+      const size_t rank = values.size();
+      const std::string who = "rank " + std::to_string(rank);
+      if (!value && ended[rank]) {
+        fail("waits for " + who + ", whose process has ended (look at its output for the cause)",
+             step);
+      }
+      if (!value) missing += (missing.empty() ? "" : ", ") + who;
+      values.push_back(std::move(value).value_or(""));
+    }
+    if (missing.empty()) return values;
+    if (last) {
+      fail("waited " + std::to_string(timeout_.count()) + " ms in vain for " + missing +
+               " to make it. Look for that rank's error",
+           step);
+    }
   }
-  if (!missing.empty()) {
-    throw std::runtime_error(
-        "rank " + std::to_string(options_.rank) + ": the first direct operation of group " +
-        options_.group + " waited " + std::to_string(timeout.count()) + " ms in vain for " +
-        missing + " to make it (step " + step + " of the vote). Look for that rank's error.");
-  }
-  return values;
+}
+
+void Rendezvous::fail(const std::string& what, const std::string& step) const {
+  throw std::runtime_error("rank " + std::to_string(options_.rank) +
+                           ": the first direct operation of group " + options_.group + " " + what +
+                           " (step " + step + " of the vote).");
 }
 
 void Rendezvous::join() {
   post("join", write_fields({{"protocol", kProtocol},
                              {"enabled", options_.enabled ? "1" : "0"},
                              {"settings", one_line(options_.settings)},
-                             {"host", host_identity()}}));
+                             {"host", host_identity()},
+                             {"pid", std::to_string(getpid())}}));
 }
 
 Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest& self_test,
                                     std::chrono::milliseconds timeout) {
-  const auto records = collect("join", timeout);
+  timeout_ = timeout;
+  const auto deadline = Clock::now() + timeout;
+  const auto records = collect("join", deadline);
   if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records)};
+  std::vector<int> pids;
+  for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
+  peers_ = std::make_unique<Peers>(pids);
+  struct AtEnd {
+    std::unique_ptr<Peers>& peers;
+    ~AtEnd() { peers.reset(); }
+  } at_end{peers_};
 
   // Step 1: an engine here, and on rank 0 the control page.
   std::shared_ptr<Engine> engine;
   std::optional<ControlPage> page;
   Fields answer;
   try {
-    if (options_.let_peers_read) let_peers_read();
+    inject::at("engine");
     engine = factory();
-    answer = {{"identity", one_line(engine->identity())}, {"pid", std::to_string(getpid())}};
+    // What has to be opened has an access check of its own.
+    if (options_.let_peers_read && !engine->opens_exports()) let_peers_read();
+    answer = {{"identity", one_line(engine->identity())}};
     if (options_.rank == 0) {
       page.emplace(ControlPage::create(options_.world, options_.ring));
       answer["page"] = std::to_string(page->descriptor());
@@ -188,17 +232,12 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     answer = {{"no", one_line(error.what())}};
   }
   post("engine", write_fields(answer));
-  const auto engines = collect("engine", timeout);
+  const auto engines = collect("engine", deadline);
   if (const auto no = first_no(engines)) return {nullptr, *no, false};
 
   // Step 2: every rank maps the page and can build the transport.
   std::vector<std::string> identities;
-  std::vector<int> pids;
-  for (const std::string& text : engines) {
-    const Fields fields = read_fields(text);
-    identities.push_back(fields.at("identity"));
-    pids.push_back(std::stoi(fields.at("pid")));
-  }
+  for (const std::string& text : engines) identities.push_back(read_fields(text).at("identity"));
   std::unique_ptr<DirectPull> transport;
   answer = {{"yes", ""}};
   try {
@@ -219,30 +258,45 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     options.world = options_.world;
     options.ring = options_.ring;
     options.spin = spin_for(options_.world);
+    options.on_fault = options_.on_fault;
     transport = std::make_unique<DirectPull>(options, engine, std::move(*page), identities,
                                              std::make_unique<Peers>(pids));
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
   post("mapped", write_fields(answer));
-  if (const auto no = first_no(collect("mapped", timeout))) return {nullptr, *no, false};
+  if (const auto no = first_no(collect("mapped", deadline))) return {nullptr, *no, false};
   transport->page().close_descriptor();
 
   // Step 3: bytes arrive.
   answer = {{"yes", ""}};
   std::string wrong;
+  bool heard = false;
   try {
     wrong = self_test(*transport);
+  } catch (const GroupFault& fault) {
+    wrong = fault.what();
+    heard = true;
+    // A peer that is gone or stalls: then this rank raises, and so must whoever goes on.
+    if (wrong.find(kFailedTest) == std::string::npos) answer["broken"] = one_line(wrong);
   } catch (const std::exception& error) {
     wrong = error.what();
   }
   if (!wrong.empty()) {
-    answer = {{"no", one_line(wrong)}};
+    answer["no"] = one_line(wrong);
+    if (heard) answer["heard"] = "1";
     // Peers may be waiting for this rank's part in the rest of the test.
-    transport->abort("rank " + std::to_string(options_.rank) + " failed its self-test: " + wrong);
+    transport->abort("rank " + std::to_string(options_.rank) + kFailedTest + wrong);
   }
   post("tested", write_fields(answer));
-  if (const auto no = first_no(collect("tested", timeout))) return {nullptr, *no, false};
+  const auto answers = collect("tested", deadline);
+  for (const std::string& text : answers) {
+    const Fields fields = read_fields(text);
+    if (const auto broken = fields.find("broken"); broken != fields.end()) {
+      fail("failed in its vote: " + broken->second, "tested");
+    }
+  }
+  if (const auto no = first_no(answers)) return {nullptr, *no, false};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   transport->set_patience(options_.patience.value_or(
       engine->stream_ordered() ? kStreamPatience : std::chrono::microseconds(0)));

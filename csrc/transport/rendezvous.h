@@ -42,6 +42,7 @@ class Rendezvous {
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;
+    std::function<void(const std::string&)> on_fault;  // DirectPull::Options
   };
 
   struct Result {
@@ -52,24 +53,29 @@ class Rendezvous {
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.
   using EngineFactory = std::function<std::shared_ptr<Engine>()>;
-  // Gathers known bytes over the transport into poisoned outputs; returns what was wrong.
+  // Gathers known bytes over the transport into poisoned outputs; returns what was wrong on this
+  // rank.
   using SelfTest = std::function<std::string(Transport&)>;
 
   Rendezvous(Options options, std::shared_ptr<Board> board);
 
   // Posts this rank's record. Does not block.
   void join();
-  // Blocks until every rank has voted. Throws std::runtime_error naming ranks that never came.
+  // Blocks until every rank has voted. Throws std::runtime_error naming the ranks that have not
+  // come after `timeout`, or whose process has ended.
   Result vote(const EngineFactory& engine, const SelfTest& self_test,
               std::chrono::milliseconds timeout);
 
  private:
-  std::vector<std::string> collect(const std::string& step, std::chrono::milliseconds timeout);
+  std::vector<std::string> collect(const std::string& step, Clock::time_point deadline);
+  [[noreturn]] void fail(const std::string& what, const std::string& step) const;
   void post(const std::string& step, const std::string& value);
   std::string key(const std::string& step, int rank) const;
 
   Options options_;
   std::shared_ptr<Board> board_;
+  std::unique_ptr<Peers> peers_;  // while voting, once the records are known
+  std::chrono::milliseconds timeout_{0};
 };
 
 }  // namespace pg_sdma

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "engine/inject.h"
+
 namespace pg_sdma {
 namespace {
 
@@ -37,6 +39,7 @@ Sharing::~Sharing() {
 }
 
 Place Sharing::publish(const void* data, size_t bytes) {
+  inject::at("export");
   const Place place = engine_->publish(data, bytes);
   Ticket posted;
   if (!engine_->opens_exports() || page_.find_ticket(rank_, place.export_id, posted)) return place;
@@ -66,6 +69,7 @@ Mapping Sharing::open(int peer, uint64_t export_id, uint64_t number) {
     }
     close_imports();
   }
+  inject::at("import");
   const Mapping mapping = engine_->open(identities_[peer], ticket);
   std::lock_guard<std::mutex> lock(mutex_);
   imports_[{peer, export_id}] = {mapping, number};

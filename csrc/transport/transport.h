@@ -76,6 +76,7 @@ class Reducer {
 struct Decision {
   bool direct = false;
   std::string reason;  // when not direct
+  std::string here;    // more of it, where it lies with this rank
 };
 
 // A call's arguments are bad, or contradict a peer's. The group stays usable.

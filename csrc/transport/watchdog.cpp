@@ -3,6 +3,8 @@
 #include <sstream>
 #include <utility>
 
+#include "transport/progress.h"
+
 namespace pg_sdma {
 namespace {
 
@@ -73,22 +75,9 @@ std::string Watchdog::trouble(const Operation& operation) const {
   std::ostringstream text;
   text << "rank " << rank_ << ": " << operation.name << " (operation " << operation.number
        << " of group " << group_ << ", " << operation.output_bytes
-       << " bytes of output) cannot complete: " << what << ". " << progress(operation);
-  return text.str();
-}
-
-std::string Watchdog::progress(const Operation& operation) const {
-  std::ostringstream text;
-  for (int rank = 0; rank < world_; ++rank) {
-    if (page_.ready(rank) < operation.number) {
-      text << "Rank " << rank << " has not arrived (it is at operation " << page_.ready(rank)
-           << "). ";
-    } else if (page_.done(rank) < operation.number) {
-      text << "Rank " << rank << " has not finished reading. ";
-    }
-  }
-  const std::chrono::duration<double> waited = Clock::now() - operation.start;
-  text << "Outstanding for " << waited.count() << " s.";
+       << " bytes of output) cannot complete: " << what << ". "
+       << tell_progress(read_progress(page_, peers_, world_), operation.number,
+                        /*stream_ordered=*/true, Clock::now() - operation.start);
   return text.str();
 }
 

@@ -40,7 +40,6 @@ class Watchdog {
   bool finished(const Operation& operation) const;
   // What is wrong with the oldest operation; empty while nothing is.
   std::string trouble(const Operation& operation) const;
-  std::string progress(const Operation& operation) const;
 
   ControlPage& page_;
   const Peers& peers_;

@@ -12,6 +12,9 @@ torch_version: str
 def set_log(log: Callable[[str], object]) -> None:
     """Sets who gets the lines that groups log. Called from any thread."""
 
+def _flight_record(rank: int, reason: str) -> str:
+    """The records of this process's groups as JSON: see pg_sdma.flight_record."""
+
 def _static_refusal(
     *,
     output_bytes: int,
@@ -43,10 +46,12 @@ class SdmaBackend(Backend):
         settings: dict[str, Any],
         group_name: str,
         timeout: timedelta,
+        global_ranks: list[int] = ...,
     ) -> None:
         """Wraps `inners`, a backend of the same rank and size for each device type.
 
         `settings` are the fields of pg_sdma.settings.Settings; absent ones keep their defaults.
+        `global_ranks` has the default group's rank of each rank, for the flight record.
         Raises ValueError when `inners` is empty or has another rank or size.
         """
 
@@ -55,6 +60,9 @@ class SdmaBackend(Backend):
 
     def stats(self) -> list[tuple[str, str, str, int, int]]:
         """Rows of (operation, route, reason, calls, bytes), of all lanes."""
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        """What the group's set_timeout does."""
 
     def detach(self) -> None:
         """Ends this rank's part in the transports; waits for no peer, leaves the inners alone."""

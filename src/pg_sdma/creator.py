@@ -36,14 +36,22 @@ def create(opts: Any, pg_options: Any = None) -> Any:
         for device in device_types(opts.store, settings.inner)
     }
     _set_up_process(extension)
+    # Empty where it is the default group, whose ranks are the global ones.
+    global_ranks = list(opts.global_ranks_in_group) or list(range(opts.group_size))
+    global_rank = global_ranks[opts.group_rank]
     return extension.SdmaBackend(
         opts.store,
         opts.group_rank,
         opts.group_size,
         inners=inners,
-        settings={**dataclasses.asdict(settings), "agreed": settings.agreed()},
+        settings={
+            **dataclasses.asdict(settings),
+            "agreed": settings.agreed(),
+            "inject": settings.inject_on(global_rank),
+        },
         group_name=opts.group_id,
         timeout=opts.timeout,
+        global_ranks=global_ranks,
     )
 
 

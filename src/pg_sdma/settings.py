@@ -75,6 +75,18 @@ def _milliseconds(text: str) -> float:
     return value
 
 
+_INJECTION = re.compile(
+    r"(?P<point>[a-z-]+)=(?P<action>refuse|die|stop|corrupt|late:\d+(\.\d+)?)(#[1-9]\d*)?(@\d+)?"
+)
+
+
+def _injections(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(_INJECTION.fullmatch(part) for part in parts):
+        raise ValueError
+    return parts
+
+
 def _inner(text: str) -> dict[str, str]:
     """Backend name by device type, of those named; a bare name is the accelerator's."""
     inner = {}
@@ -218,10 +230,40 @@ class Settings:
         "Opened in place of the GPU vendor's driver library. For tests.",
         means="`libcuda.so.1` or `libamdhip64.so`",
     )
+    trace_entries: int = _variable(
+        "PG_SDMA_TRACE_ENTRIES",
+        _integer(0, "collectives"),
+        "How many of its last collectives a group remembers for each device type, for "
+        "`pg_sdma.flight_record()`. 0 remembers nothing.",
+        default="512",
+    )
+    trace_file: str | None = _variable(
+        "PG_SDMA_TRACE_FILE",
+        Kind("the beginning of a path", str),
+        "When a group breaks, each rank writes its flight record to this with its global rank and "
+        "`.json` appended; `pg-sdma trace` reads it.",
+        means="no file",
+    )
+    inject: tuple[str, ...] = _variable(
+        "PG_SDMA_INJECT",
+        Kind(
+            "`point=action`, with `#n` for the n-th time and `@rank`, or several with commas",
+            _injections,
+        ),
+        "Faults on purpose, for tests: docs/reliability.md has the points. An action is `refuse`, "
+        "`die`, `stop`, `corrupt` or `late:seconds`.",
+        unset=(),
+        means="none",
+    )
 
     def inner_backend(self, device_type: str) -> str:
         """The backend that a group wraps for tensors on `device_type` ("cpu" or "cuda")."""
         return {**INNER_DEFAULTS, **self.inner}[device_type]
+
+    def inject_on(self, rank: int) -> str:
+        """What `inject` has for the process of global rank `rank`, as pg_sdma._C reads it."""
+        parts = (part.partition("@") for part in self.inject)
+        return ",".join(part for part, _, only in parts if only in ("", str(rank)))
 
     def agreed(self) -> str:
         """The settings that must match between the ranks of a group, as one line of text."""

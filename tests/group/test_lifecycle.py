@@ -112,8 +112,9 @@ def test_a_rank_that_dies_after_its_part_does_no_harm():
 
 
 def stall(async_op):
-    init_group("cpu:sdma", timeout=timedelta(seconds=1))
-    gather()
+    init_group("cpu:sdma")
+    gather()  # with the vote, which may take longer than the timeout below
+    dist.group.WORLD.set_timeout(timedelta(seconds=1))
     if dist.get_rank() == 1:
         time.sleep(2.5)
     elif async_op:
@@ -293,7 +294,7 @@ def destroy_at_once(rounds):
 
 
 def test_ranks_that_leave_after_their_part_do_no_harm():
-    assert run(destroy_at_once, 60) == [[[0.0, 1.0, 2.0]] * 60] * RANKS
+    assert run(destroy_at_once, 60, timeout=240) == [[[0.0, 1.0, 2.0]] * 60] * RANKS
 
 
 # -- what is left
@@ -403,7 +404,7 @@ class Programs:
     def wait(self):
         """[(exit code, output, errors)] of the ranks; none may have ended by accident."""
         try:
-            outputs = [process.communicate(timeout=60) for process in self.processes]
+            outputs = [process.communicate(timeout=240) for process in self.processes]
         finally:
             for process in self.processes:
                 process.kill()
@@ -442,7 +443,7 @@ def test_exit_by_an_exception(tmp_path):
     (code, _, errors), (peers_code, _, peers_errors) = Programs(tmp_path, body).wait()
     assert (code, peers_code) == (1, 1)
     assert "ZeroDivisionError: on rank 0 alone" in errors
-    assert "DistBackendError: rank 1: operation " in peers_errors
+    assert "DistBackendError: rank 1: all_gather_into_tensor (operation " in peers_errors
     assert " waits for rank 0, " in peers_errors
 
 
@@ -466,7 +467,7 @@ def test_a_forked_child_can_neither_use_nor_harm_the_group(tmp_path):
             sys.exit(0)  # with all destructors
 
         def use():
-            signal.alarm(20)
+            signal.alarm(60)
             for call in (
                 gather,
                 lambda: gather(async_op=True),
@@ -483,11 +484,11 @@ def test_a_forked_child_can_neither_use_nor_harm_the_group(tmp_path):
                     raise AssertionError("did not raise")
 
         def end():
-            signal.alarm(20)
+            signal.alarm(60)
             dist.distributed_c10d._abort_process_group()
 
         def destroy():
-            signal.alarm(20)
+            signal.alarm(60)
             dist.destroy_process_group()
 
         print([in_child(function) for function in (use, end, destroy, lambda: None)])

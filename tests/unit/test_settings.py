@@ -39,6 +39,10 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("PG_SDMA_ALLOW_SAME_DEVICE", "1", "allow_same_device", True),
         ("PG_SDMA_ALLOW_PCIE", "1", "allow_pcie", True),
         ("PG_SDMA_DRIVER", "/opt/lib/standin.so", "driver", "/opt/lib/standin.so"),
+        ("PG_SDMA_TRACE_ENTRIES", "0", "trace_entries", 0),
+        ("PG_SDMA_TRACE_FILE", "/tmp/record-", "trace_file", "/tmp/record-"),
+        ("PG_SDMA_INJECT", "memfd=refuse@0", "inject", ("memfd=refuse@0",)),
+        ("PG_SDMA_INJECT", "a=die#2, b=late:0.5", "inject", ("a=die#2", "b=late:0.5")),
     ],
 )
 def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value: Any) -> None:
@@ -64,6 +68,10 @@ def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value
         ("PG_SDMA_PATIENCE_MS", "inf", "milliseconds, above 0"),
         ("PG_SDMA_STRICT", "yes", "`1` or `0`"),
         ("PG_SDMA_RING", "1", "an integer from 2"),
+        ("PG_SDMA_TRACE_ENTRIES", "-1", "an integer from 0"),
+        ("PG_SDMA_INJECT", "memfd", "`point=action`"),
+        ("PG_SDMA_INJECT", "memfd=explode", "`point=action`"),
+        ("PG_SDMA_INJECT", "memfd=die#0", "`point=action`"),
     ],
 )
 def test_a_bad_value_is_refused_by_name_with_what_is_allowed(
@@ -100,6 +108,9 @@ def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
         "PG_SDMA_ALLOW_SAME_DEVICE": "1",
         "PG_SDMA_ALLOW_PCIE": "1",
         "PG_SDMA_DRIVER": "/opt/lib/standin.so",
+        "PG_SDMA_TRACE_ENTRIES": "7",
+        "PG_SDMA_TRACE_FILE": "/tmp/record-",
+        "PG_SDMA_INJECT": "memfd=refuse",
     }
     default = Settings().agreed()
     for variable in variables().values():
@@ -125,3 +136,10 @@ def test_inner_backend_falls_back_to_the_vendors() -> None:
 def test_the_documentation_is_what_the_declarations_give() -> None:
     written = (ROOT / "docs" / "settings.md").read_text()
     assert written == settings_page(), "run: python -m pg_sdma.settings > docs/settings.md"
+
+
+def test_what_is_injected_where() -> None:
+    settings = read_settings({"PG_SDMA_INJECT": "memfd=refuse@0,agree=die#2@1,carry=late:1"})
+    assert settings.inject_on(0) == "memfd=refuse,carry=late:1"
+    assert settings.inject_on(1) == "agree=die#2,carry=late:1"
+    assert settings.inject_on(2) == "carry=late:1"

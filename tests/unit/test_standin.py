@@ -124,6 +124,58 @@ def test_random_gathers_with_random_delays(tmp_path: Path) -> None:
     stress(tmp_path, ranks=3, queues=0, seed=6, STANDIN_DELAY_US="300")
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_is_killed_ends_the_others(ranks: int, tmp_path: Path) -> None:
+    lose(tmp_path, ranks=ranks, fate="killed", seed=ranks)
+
+
+def test_a_killed_rank_is_named(tmp_path: Path) -> None:
+    """In the middle of an operation, whose streams wait for it on all other ranks."""
+    told = lose(tmp_path, ranks=3, fate="none", seed=1, PG_SDMA_INJECT="carry=die#9")
+    assert "2 aborted" in told
+    names = set(re.findall(r"the process of (rank \d) has ended", told))
+    assert len(names) == 1
+    [name] = names
+    assert "(operation 9 of group faults, 49152 bytes of output) cannot complete: the " in told
+    assert f"Called but not started by {name}" in told
+    assert f"Culprit: {name}. Ending this process." in told
+
+
+def test_a_stalled_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
+    told = lose(tmp_path, ranks=3, fate="none", seed=2, PG_SDMA_INJECT="carry=stop#9")
+    assert "2 aborted" in told
+    assert "cannot complete: it timed out. Called but not started by rank" in told
+    assert "Outstanding for 1." in told
+
+
+def test_a_stopped_rank_ends_the_others(tmp_path: Path) -> None:
+    lose(tmp_path, ranks=3, fate="stopped", seed=3)
+
+
+def test_a_rank_that_leaves_early_is_named(tmp_path: Path) -> None:
+    told = lose(tmp_path, ranks=3, fate="departs", seed=4)
+    assert re.search(r"waits for rank \d, which has destroyed the group", told), told
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_200_killed_ranks(tmp_path: Path) -> None:
+    aborted = 0
+    for seed in range(200):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        told = lose(folder, ranks=2 + seed % 3, fate="killed", seed=seed)
+        aborted += int(re.search(r"(\d+) aborted", told)[1])  # type: ignore[index]
+    assert aborted > 0
+
+
+def lose(folder: Path, *, ranks: int, fate: str, seed: int, **env: str) -> str:
+    """What the ranks print that lose one; the program fails where one hangs or gathers wrongly."""
+    done = run([OUT / "faults", LIBRARY, folder, str(ranks), fate, "1000", str(seed)], **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
 def stress(
     folder: Path,
     *,

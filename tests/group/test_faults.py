@@ -1,0 +1,380 @@
+"""Faults on purpose (PG_SDMA_INJECT): what the ranks that are left see, and how soon.
+
+docs/reliability.md lists these tests by fault.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import Ranks, RanksFailed, init_group, run_ranks
+
+RANKS = 3
+TIMEOUT = 1.0  # of groups whose ranks stall
+SLACK = 2.0  # what survivors may take beyond it
+
+
+def gather(group=None):
+    """One gather of the rank numbers; True when they came right."""
+    world = dist.get_world_size(group)
+    output = torch.full((world,), -1.0)
+    dist.all_gather_into_tensor(output, torch.tensor([float(dist.get_rank(group))]), group)
+    return output.tolist() == [float(rank) for rank in range(world)]
+
+
+def routes():
+    import pg_sdma
+
+    [counts] = pg_sdma.stats().values()
+    return {route: count["calls"] for route, count in counts.items()}
+
+
+def voted_group(seconds):
+    """Makes the default group, votes with all the time that takes, then sets its timeout."""
+    init_group("cpu:sdma")
+    assert gather()
+    dist.group.WORLD.set_timeout(timedelta(seconds=seconds))
+
+
+def seconds_to_raise(call, *args):
+    """How long the call took to raise its DistBackendError, and the message."""
+    start = time.monotonic()
+    with pytest.raises(dist.DistBackendError) as error:
+        call(*args)
+    return time.monotonic() - start, str(error.value)
+
+
+# -- creation: the whole group takes the inner, for one reason
+
+
+def create_and_gather():
+    init_group("cpu:sdma")
+    return [gather(), gather()], routes()
+
+
+@pytest.mark.parametrize(
+    ("injection", "reason"),
+    [
+        ("engine=refuse@1", "rank 1: engine refused on purpose (PG_SDMA_INJECT)"),
+        ("memfd=refuse@0", "rank 0: memfd refused on purpose (PG_SDMA_INJECT)"),
+        ("attach=refuse@2", "rank 2: attach refused on purpose (PG_SDMA_INJECT)"),
+        ("export=refuse@1", "rank 1: export refused on purpose (PG_SDMA_INJECT)"),
+        ("host=corrupt@2", "rank 2 is on another host, in another pid namespace"),
+        ("self-test=corrupt@1", "the self-test read wrong bytes from rank 0"),
+        (
+            "self-test=corrupt#3@0",
+            "the self-test read wrong bytes from rank 0 at shards of 1048576",
+        ),
+    ],
+)
+def test_a_fault_at_creation_sends_the_whole_group_to_the_inner(injection, reason):
+    results = run_ranks(RANKS, create_and_gather, backend=None, env={"PG_SDMA_INJECT": injection})
+    for right, counts in results:
+        assert right == [True, True]
+        assert counts == results[0][1]
+    [route] = results[0][1]
+    assert route.startswith("inner: ") and reason in route
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("step", ["join", "engine", "attach", "voted-mapped", "voted-tested"])
+def test_a_rank_that_is_late_in_the_vote_is_waited_for(step):
+    env = {"PG_SDMA_INJECT": f"{step}=late:0.7@1"}
+    for right, counts in run_ranks(RANKS, create_and_gather, backend=None, env=env):
+        assert right == [True, True]
+        assert counts == {"direct": 2}
+
+
+def fork_of_the_vote():
+    """A call whose memory cannot be shared goes to the inner on all ranks; the next one direct."""
+    init_group("cpu:sdma")
+    return [gather() for _ in range(3)], routes()
+
+
+def test_an_export_that_is_refused_sends_one_call_to_the_inner():
+    # The self-test exports three times, at the vote.
+    env = {"PG_SDMA_INJECT": "export=refuse#5@1"}
+    for right, counts in run_ranks(RANKS, fork_of_the_vote, backend=None, env=env):
+        assert right == [True] * 3
+        assert counts == {"direct": 2, "inner: memory that cannot be shared": 1}
+
+
+# -- creation: a rank dies or stalls
+
+
+def survive_the_vote():
+    """The timeout is half an hour: who raises at once has noticed the death."""
+    init_group("cpu:sdma")
+    elapsed, message = seconds_to_raise(gather)
+    assert elapsed < 10, elapsed
+    assert "rank 1" in message and "process has ended" in message, message
+    assert "rank 1" in seconds_to_raise(gather)[1]  # it stays broken
+
+
+@pytest.mark.parametrize(
+    "injection",
+    [
+        "carry=die#2@1",
+        *(
+            pytest.param(f"{point}=die@1", marks=pytest.mark.nightly)
+            for point in (
+                "engine",
+                "voted-engine",
+                "attach",
+                "voted-mapped",
+                "agree",
+                "voted-tested",
+            )
+        ),
+    ],
+)
+def test_a_rank_that_dies_in_the_vote_is_named_at_once(injection):
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(RANKS, survive_the_vote, backend=None, env={"PG_SDMA_INJECT": injection})
+    check_survivors(failure, 1)
+
+
+def check_survivors(failure, victim):
+    report = str(failure.value)
+    for rank in range(RANKS):
+        told = "died with exit code -9" if rank == victim else "passed"
+        assert f"rank {rank}: {told}" in report, report
+
+
+VOTE_TIMEOUT = 3.0  # a vote takes its time where the machine is busy
+
+
+def stall_in_the_vote():
+    init_group("cpu:sdma")  # gloo, too
+    dist.group.WORLD.set_timeout(timedelta(seconds=VOTE_TIMEOUT))
+    return seconds_to_raise(gather)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("step", ["engine", "voted-mapped", "carry", "voted-tested"])
+def test_a_rank_that_stalls_in_the_vote_is_named_after_the_timeout(step):
+    env = {"PG_SDMA_INJECT": f"{step}=late:{2 * VOTE_TIMEOUT}#1@1"}
+    results = run_ranks(RANKS, stall_in_the_vote, backend=None, env=env)
+    for rank in (0, 2):
+        elapsed, message = results[rank]
+        assert elapsed < VOTE_TIMEOUT + SLACK
+        assert "rank 1" in message
+
+
+# -- operations: a rank dies
+
+
+def survive(async_op):
+    assert gather()
+    start = time.monotonic()
+    output = torch.empty(RANKS << 20)
+    with pytest.raises(dist.DistBackendError) as error:
+        for _ in range(20):
+            work = dist.all_gather_into_tensor(output, torch.ones(1 << 20), async_op=async_op)
+            if work is not None:
+                work.wait()
+    assert time.monotonic() - start < 10
+    assert "rank 1" in str(error.value)
+    assert "all_gather_into_tensor (operation " in str(error.value)
+
+
+@pytest.mark.parametrize("async_op", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("injection", ["agree=die#7@1", "carry=die#7@1"])
+def test_a_rank_that_dies_in_an_operation_is_named_at_once(injection, async_op):
+    with pytest.raises(RanksFailed) as failure:
+        run_ranks(RANKS, survive, async_op, env={"PG_SDMA_INJECT": injection})
+    check_survivors(failure, 1)
+
+
+# -- operations: a rank stalls
+
+
+def stall(async_op):
+    voted_group(TIMEOUT)
+    dist.all_reduce(torch.ones(1))
+    group = dist.group.WORLD.group_name
+
+    def call():
+        output = torch.empty(RANKS * 5)
+        work = dist.all_gather_into_tensor(output, torch.ones(5), async_op=async_op)
+        if work is not None:
+            work.wait()
+
+    return *seconds_to_raise(call), group
+
+
+@pytest.mark.parametrize("async_op", [False, pytest.param(True, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(
+    ("point", "missing"),
+    [
+        (
+            "agree",
+            "Not called by rank 1 (it is at operation 4, the last of its 1 other collectives",
+        ),
+        ("carry", "Not finished reading by rank 1"),
+    ],
+)
+def test_a_stalled_rank_is_named_with_all_that_is_known(point, missing, async_op):
+    env = {"PG_SDMA_INJECT": f"{point}=late:{2.5 * TIMEOUT}#5@1"}
+    results = run_ranks(RANKS, stall, async_op, backend=None, env=env)
+    for rank, (elapsed, message, group) in enumerate(results):
+        if rank != 1:
+            assert TIMEOUT - 0.1 < elapsed < TIMEOUT + SLACK
+        assert f"(operation 5 of group {group}, 60 bytes of output) timed out" in message
+        assert missing in message
+        assert "Outstanding for 1." in message
+        assert "Culprit: rank 1." in message
+
+
+def wait_for_a_stopped_rank():
+    voted_group(TIMEOUT)
+    if dist.get_rank() == 1:
+        parent = os.getpid()
+        child = os.fork()
+        if child == 0:  # wakes the rank, which cannot do that itself
+            time.sleep(2.5 * TIMEOUT)
+            os.kill(parent, signal.SIGCONT)
+            os._exit(0)
+        os.kill(parent, signal.SIGSTOP)
+        os.waitpid(child, 0)
+        return 0.0, seconds_to_raise(gather)[1]
+    return seconds_to_raise(gather)
+
+
+@pytest.mark.nightly
+def test_a_stopped_process_is_named_and_raises_itself_when_it_goes_on():
+    for elapsed, message in run_ranks(RANKS, wait_for_a_stopped_rank, backend=None):
+        assert elapsed < TIMEOUT + SLACK
+        assert "timed out after 1000 ms: rank 1 has not made this call" in message
+        assert "Culprit: rank 1." in message
+
+
+def gather_against_another_operation(operation):
+    voted_group(TIMEOUT)
+    if dist.get_rank() != 1:
+        return seconds_to_raise(gather)
+    start = time.monotonic()
+    with pytest.raises(RuntimeError) as error:
+        if operation == "allreduce":
+            dist.all_reduce(torch.ones(1))
+        elif operation == "broadcast":
+            dist.broadcast(torch.ones(1), 0)
+        else:
+            dist.barrier()
+    return time.monotonic() - start, str(error.value)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    ["allreduce", *(pytest.param(o, marks=pytest.mark.nightly) for o in ("broadcast", "barrier"))],
+)
+def test_a_gather_against_another_operation_names_it(operation):
+    results = run_ranks(RANKS, gather_against_another_operation, operation, backend=None)
+    for rank, (elapsed, message) in enumerate(results):
+        assert elapsed < TIMEOUT + SLACK
+        if rank != 1:
+            assert f"the last of its 1 other collectives is {operation}" in message
+            assert "Culprit: rank 1." in message
+
+
+# -- timeouts of one call
+
+
+def wait_with_a_timeout():
+    assert gather()
+    if dist.get_rank() == 1:
+        time.sleep(1.5)
+    output = torch.empty(RANKS)
+    work = dist.all_gather_into_tensor(output, torch.ones(1), async_op=True)
+    elapsed = 0.0
+    if dist.get_rank() != 1:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            work.wait(timedelta(milliseconds=300))
+        elapsed = time.monotonic() - start
+    work.wait()  # the operation itself goes on
+    return elapsed, output.tolist()
+
+
+def test_waiting_with_a_timeout_raises_and_leaves_the_operation_alone():
+    for elapsed, outcome in run_ranks(RANKS, wait_with_a_timeout):
+        assert elapsed < 1.2
+        assert outcome == [1.0, 1.0, 1.0]
+
+
+def change_the_timeout(name):
+    """As a group does it, and as ProcessGroupNCCL and ProcessGroupGloo have it."""
+    assert gather()
+    group = dist.group.WORLD
+    backend = group._get_backend(torch.device("cpu"))
+    of = {"set_timeout": group, "_set_default_timeout": backend}[name]
+    getattr(of, name)(timedelta(milliseconds=400))
+    if dist.get_rank() == 1:
+        time.sleep(1.2)
+        return None
+    return seconds_to_raise(gather)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["set_timeout", "_set_default_timeout"])
+def test_the_timeout_of_a_group_can_be_set_later(name):
+    results = run_ranks(RANKS, change_the_timeout, name)
+    for rank in (0, 2):
+        elapsed, message = results[rank]
+        assert elapsed < 0.4 + SLACK
+        assert "timed out after 400 ms: rank 1" in message
+
+
+# -- any rank, at any moment
+
+
+def gather_until_a_peer_is_gone():
+    """Gathers of all kinds, every result checked. Raises only where a result is wrong."""
+    random = torch.Generator().manual_seed(7)
+    try:
+        for number in range(1_000_000):
+            size = int(torch.randint(1, 1 << 15, (), generator=random))
+            shards = [torch.full((size,), float(1000 * number + r)) for r in range(world())]
+            output = torch.full((size * world(),), -1.0)
+            async_op = number % 3 == 0
+            work = dist.all_gather_into_tensor(output, shards[dist.get_rank()], async_op=async_op)
+            if work is not None:
+                work.wait()
+            assert torch.equal(output, torch.cat(shards)), number
+            if number % 7 == 0:
+                dist.barrier()
+    except RuntimeError as error:  # gloo raises these, where its barrier lost the peer
+        return str(error)
+
+
+def world():
+    return dist.get_world_size()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_200_ranks_killed_at_random_moments():
+    seed = int(time.time())
+    random = torch.Generator().manual_seed(seed)
+    for number in range(200):
+        size = int(torch.randint(2, 5, (), generator=random))
+        victim = int(torch.randint(0, size, (), generator=random))
+        moment = float(torch.rand((), generator=random)) * 0.4
+        ranks = Ranks(size)
+        killer = threading.Timer(moment, ranks._processes[victim].kill)
+        killer.start()
+        with pytest.raises(RanksFailed) as failure:
+            ranks.run(gather_until_a_peer_is_gone)
+        killer.join()
+        report = f"seed {seed}, run {number}:\n{failure.value}"
+        for rank in range(size):
+            # The harness gives survivors GRACE_SECONDS, and then says that they did not finish.
+            told = "died with exit code -9" if rank == victim else "passed"
+            assert f"rank {rank}: {told}" in report, report
