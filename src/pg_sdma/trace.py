@@ -114,6 +114,7 @@ def read_flight_record(path: str | Path) -> FlightRecord:
 # c10d's virtuals, where torch's flight recorder has another name for the operation.
 _NAMES_OF_TORCH = {
     "all_gather_into_tensor": "_all_gather_base",
+    "reduce_scatter_tensor": "_reduce_scatter_base",
     "allreduce": "all_reduce",
     "allreduce_sparse": "all_reduce",
     "alltoall": "all_to_all",
