@@ -33,8 +33,8 @@ import torch.distributed as dist
 DTYPES = (torch.float32, torch.int64, torch.uint8, torch.bfloat16, torch.int16)
 MOST_ELEMENTS = 1 << 17
 MOST_GROUPS = 4  # besides the default one
-# Of resident memory, that is no leak yet. Between runs and ranks it comes and goes by 230 MB, without
-# a trend over 45,000 calls: so a leak shows only where a soak is long.
+# Of resident memory, that is no leak yet. Between runs and ranks it comes and goes by 230 MB,
+# without a trend over 45,000 calls: so a leak shows only where a soak is long.
 GROWTH_MB = 256
 
 
