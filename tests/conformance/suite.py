@@ -95,6 +95,11 @@ class Worker:
         self._process.join()
 
 
+# What gloo says where a rank is done with a group, and gone, while a peer still connects to it. Some
+# of torch's tests end so; it says nothing of what they test.
+GLOO_RACE = "Gloo connectFullMesh failed"
+
+
 def _serve(pipe: Connection, backend: str, size: int, creates: str) -> None:
     os.setsid()  # so that the ranks can be killed with it
     os.environ.update(
@@ -113,7 +118,10 @@ def _serve(pipe: Connection, backend: str, size: int, creates: str) -> None:
             name = pipe.recv()
         except EOFError:
             return
-        pipe.send(_run(case(name)))
+        outcome = _run(case(name))
+        if GLOO_RACE in outcome.text:
+            outcome = _run(case(name))
+        pipe.send(outcome)
 
 
 def _test_case(backend: str, creates: str) -> type[unittest.TestCase]:
