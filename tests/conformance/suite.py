@@ -95,8 +95,8 @@ class Worker:
         self._process.join()
 
 
-# What gloo says where a rank is done with a group, and gone, while a peer still connects to it. Some
-# of torch's tests end so; it says nothing of what they test.
+# What gloo says where a rank is done with a group, and gone, while a peer still connects to it.
+# Some of torch's tests end so; it says nothing of what they test.
 GLOO_RACE = "Gloo connectFullMesh failed"
 
 
