@@ -248,7 +248,7 @@ Decision DirectPull::agree(const Call& call) {
   const Verdict& verdict = agreement.verdict();
   last_was_late_ = verdict.outcome == Outcome::kLate;
   if (verdict.outcome != Outcome::kDirect) sharing_.settle(number_, /*direct=*/false);
-  if (verdict.outcome == Outcome::kDirect) return {true, ""};
+  if (verdict.outcome == Outcome::kDirect) return {true, "", ""};
   if (verdict.outcome == Outcome::kError) throw BadCall(error);
   // A peer has decided without seeing this rank's record.
   if (!call.invalid.empty()) throw BadCall(call.invalid);

@@ -89,6 +89,9 @@ def run_row(name: str) -> Any:
         return to_cpu(call())
     except Exception as error:
         return Raised(type(error).__qualname__, str(error))
+    finally:
+        # A coalescing manager that raises leaves it behind, and what follows would do nothing.
+        dist.distributed_c10d._world.pg_coalesce_state.clear()
 
 
 def to_cpu(tree: Any) -> Any:

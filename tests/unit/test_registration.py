@@ -67,6 +67,7 @@ def test_importing_torch_loads_next_to_nothing_of_ours():
         "pg_sdma",
         "pg_sdma._registration",
         "pg_sdma.stats",
+        "pg_sdma.trace",
         "pg_sdma_autoload",
     }
 
