@@ -2,6 +2,7 @@
 // that tells in which order they came.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -94,7 +95,7 @@ struct Scattered {
 
   // Whether the output holds `expected`, and nothing else was written.
   bool holds(const std::vector<unsigned char>& expected) {
-    if (std::memcmp(output(), expected.data(), bytes) != 0) return false;
+    if (!std::equal(expected.begin(), expected.end(), output())) return false;
     const std::vector<unsigned char>& around = in_place ? input : own_output;
     const auto first = static_cast<size_t>(output() - around.data());
     for (size_t i = 0; i < kGuard; ++i) {
