@@ -6,16 +6,28 @@
 #include <string>
 
 #include "backend/arguments.h"
+#include "torch_version.h"
 #include "transport/control_page.h"
 
 namespace pg_sdma {
+namespace {
+
+c10d::OpType type_of(ReduceScatter::Form form) {
+  if (form == ReduceScatter::Form::kList) return c10d::OpType::REDUCE_SCATTER;
+#if PG_SDMA_TORCH_AT_LEAST(2, 13)
+  if (form == ReduceScatter::Form::kTensorCoalesced) {
+    return c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED;
+  }
+#endif
+  return c10d::OpType::_REDUCE_SCATTER_BASE;
+}
+
+}  // namespace
 
 ReduceScatter::ReduceScatter(Form form, int rank, int world, Tensors outputs, Tensors inputs,
                              const c10d::ReduceScatterOptions& options, size_t landing_bytes)
-    : Collective(form == Form::kList     ? c10d::OpType::REDUCE_SCATTER
-                 : form == Form::kTensor ? c10d::OpType::_REDUCE_SCATTER_BASE
-                                         : c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED,
-                 rank, world, std::move(outputs), std::move(inputs), options.asyncOp),
+    : Collective(type_of(form), rank, world, std::move(outputs), std::move(inputs),
+                 options.asyncOp),
       form_(form),
       options_(options),
       landing_bytes_(landing_bytes) {
