@@ -156,7 +156,7 @@ def to_torch(record: FlightRecord) -> dict[str, Any]:
                 last["started"] = entry["id"]
             if state == "completed":
                 last["completed"] = entry["id"]
-            entries.append(_entry_of_torch(entry, lane, name, state))
+            entries.append(_entry_of_torch(entry, name, state))
         status[name] = {
             "last_enqueued_collective": last["scheduled"],
             "last_started_collective": last["started"],
@@ -165,9 +165,8 @@ def to_torch(record: FlightRecord) -> dict[str, Any]:
     return {"version": "2.10", "entries": entries, "pg_config": config, "pg_status": status}
 
 
-def _entry_of_torch(entry: Collective, lane: Lane, name: str, state: str) -> dict[str, Any]:
+def _entry_of_torch(entry: Collective, name: str, state: str) -> dict[str, Any]:
     operation = _NAMES_OF_TORCH.get(entry["operation"], entry["operation"])
-    library = lane["inner"] if lane["inner"] in ("gloo", "nccl") else "nccl"
     dtypes = [entry["dtype"]] if entry["tensors"] else []
     duration = entry["ended_ns"] - entry["started_ns"] if entry["ended_ns"] else math.nan
     return {
@@ -178,7 +177,8 @@ def _entry_of_torch(entry: Collective, lane: Lane, name: str, state: str) -> dic
         "collective_seq_id": entry["id"],
         "p2p_seq_id": 0,
         "op_id": entry["id"],
-        "profiling_name": f"{library}:{operation}",
+        # Whatever the inner: the analyzer of torch 2.11 knows no other library.
+        "profiling_name": f"nccl:{operation}",
         "time_created_ns": entry["created_ns"],
         "duration_ms": duration / 1e6,
         "input_sizes": [[entry["input_elements"]]] if entry["tensors"] else [],

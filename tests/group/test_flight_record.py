@@ -222,4 +222,4 @@ def test_torchs_analyzer_finds_the_difference(tmp_path):
     assert done.returncode == 0, done.stderr
     told = analyze(str(folder))
     assert "SIZE_OR_SYNTAX_MISMATCH" in told, told
-    assert "gloo:_all_gather_base" in told, told
+    assert "nccl:_all_gather_base" in told, told
