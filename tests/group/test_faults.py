@@ -368,6 +368,7 @@ def test_200_ranks_killed_at_random_moments():
         victim = int(torch.randint(0, size, (), generator=random))
         moment = float(torch.rand((), generator=random)) * 0.4
         ranks = Ranks(size)
+        ranks.run(world)  # all have connected: gloo waits its whole timeout for one that never does
         killer = threading.Timer(moment, ranks._processes[victim].kill)
         killer.start()
         with pytest.raises(RanksFailed) as failure:
