@@ -35,7 +35,7 @@ zero3: setup-zero3
 test: .venv/.ready
 	$(PYTEST)
 
-nightly: .venv/.zero3 .venv/.frameworks
+nightly: .venv/.zero3 .venv/.frameworks .venv/.kernels
 	$(PYTEST) -m nightly
 
 soak: .venv/.ready
@@ -79,12 +79,13 @@ REQUIREMENTS = $(BIN)/python -c "from importlib.metadata import requires; \
 	    print(*(r.split(';')[0] for r in requires('pg-sdma') if $(1)), sep='\n')"
 
 .venv/.ready: .venv/.built
-	$(call REQUIREMENTS,'extra' in r and 'zero3' not in r and 'frameworks' not in r) \
+	$(call REQUIREMENTS,'extra' in r and 'zero3' not in r and 'frameworks' not in r \
+	    and 'kernels' not in r) \
 	    | $(BIN)/python -m pip install --quiet --requirement /dev/stdin
 	@touch $@
 
 # DeepSpeed's build imports torch, and would compile its operations unless told not to.
-.venv/.zero3 .venv/.frameworks: .venv/.%: .venv/.ready
+.venv/.zero3 .venv/.frameworks .venv/.kernels: .venv/.%: .venv/.ready
 	$(call REQUIREMENTS,'$*' in r) | PATH="$(CURDIR)/$(BIN):$$PATH" DS_BUILD_OPS=0 \
 	    $(BIN)/python -m pip install --quiet --no-build-isolation --requirement /dev/stdin
 	@touch $@

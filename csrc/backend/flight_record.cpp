@@ -99,12 +99,15 @@ std::string rank_json(const RankProgress& rank) {
 
 struct Registry {
   std::mutex mutex;
-  pid_t process = getpid();
+  const pid_t process = getpid();
   std::vector<const Recorded*> lanes;
 };
 
+// A forked child begins with a new one: the parent's lanes are not its own, and the parent's lock
+// may have been held by a thread that the child does not have.
 Registry& registry() {
-  static auto* registry = new Registry();  // lanes may go after static destructors
+  static Registry* registry = new Registry();  // lanes may go after static destructors
+  if (registry->process != getpid()) registry = new Registry();
   return *registry;
 }
 
@@ -134,16 +137,11 @@ namespace flight_record {
 void add(const Recorded* lane) {
   Registry& all = registry();
   std::lock_guard<std::mutex> lock(all.mutex);
-  if (all.process != getpid()) {
-    all.process = getpid();
-    all.lanes.clear();  // the parent's
-  }
   all.lanes.push_back(lane);
 }
 
 void remove(const Recorded* lane) {
   Registry& all = registry();
-  if (all.process != getpid()) return;
   std::lock_guard<std::mutex> lock(all.mutex);
   all.lanes.erase(std::remove(all.lanes.begin(), all.lanes.end(), lane), all.lanes.end());
 }
@@ -151,8 +149,8 @@ void remove(const Recorded* lane) {
 std::string json(int rank, const std::string& reason) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   Registry& all = registry();
-  std::string lanes = "[]";
-  if (all.process == getpid()) {
+  std::string lanes;
+  {
     std::lock_guard<std::mutex> lock(all.mutex);
     lanes = array(all.lanes, [](const Recorded* lane) { return "\n" + to_json(lane->record()); });
   }

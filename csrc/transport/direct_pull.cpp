@@ -258,45 +258,6 @@ Decision DirectPull::agree(const Call& call) {
           here ? std::string(own_.why) : why_not};
 }
 
-void DirectPull::carry(const Call& call) {
-  inject::at("carry");
-  const int rank = options_.rank;
-  const int world = options_.world;
-  carrying_ = true;
-  program_.clear();
-  if (engine_->stream_ordered()) {
-    program_.push_back(Step::write(page_.ready(rank), number_));
-    const Wave all = waves(call, SIZE_MAX).front();
-    // Starting at the next rank spreads the load: no two ranks begin at the same peer.
-    for (int i = 1; i < world; ++i) {
-      const int peer = (rank + i) % world;
-      program_.push_back(Step::wait(page_.ready(peer), number_));
-      copy_from(peer, call, all);
-    }
-    program_.push_back(Step::write(page_.done(rank), number_));
-    copy_own(call, all);
-  } else {
-    for (const Wave& wave : waves(call, engine_->wave_bytes())) {
-      copy_own(call, wave);
-      for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave);
-    }
-    program_.push_back(Step::write(page_.done(rank), number_));
-  }
-  for (int i = 1; i < world; ++i) {
-    program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
-  }
-  HostWaiter waiter(*this, call);
-  guarded(call, [&] {
-    if (watchdog_) {
-      watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
-    }
-    queue_->run(program_, waiter);
-    // A rank that raises gives its input away, perhaps while this one was reading it.
-    if (!engine_->stream_ordered()) check_fault();
-    sharing_.settle(number_, /*direct=*/true);
-  });
-}
-
 void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
   try {
     body();
@@ -311,45 +272,6 @@ void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
     fail_carrying(call, who + error.what());
   } catch (const std::exception& error) {
     fail_carrying(call, error.what());
-  }
-}
-
-std::vector<DirectPull::Wave> DirectPull::waves(const Call& call, size_t most) {
-  std::vector<Wave> waves(1);
-  size_t room = most;
-  for (size_t tensor = 0; tensor < call.pieces.size(); ++tensor) {
-    const size_t bytes = call.pieces[tensor].bytes;
-    for (size_t offset = 0; offset < bytes;) {
-      if (room == 0) {
-        waves.emplace_back();
-        room = most;
-      }
-      const size_t part = std::min(bytes - offset, room);
-      waves.back().push_back({tensor, offset, part});
-      offset += part;
-      room -= part;
-    }
-  }
-  return waves;
-}
-
-void DirectPull::copy_own(const Call& call, const Wave& parts) {
-  for (const Part& part : parts) {
-    const Piece& piece = call.pieces[part.tensor];
-    auto* to = static_cast<char*>(piece.outputs[options_.rank]);
-    if (to == piece.input) continue;
-    const auto from = reinterpret_cast<uintptr_t>(piece.input);
-    program_.push_back(Step::copy(to + part.offset, 0, from + part.offset, part.bytes));
-  }
-}
-
-void DirectPull::copy_from(int peer, const Call& call, const Wave& parts) {
-  for (const Part& part : parts) {
-    const Place& place = records_[peer].places[part.tensor];
-    const Mapping from = sharing_.open(peer, place.export_id, number_);
-    auto* to = static_cast<char*>(call.pieces[part.tensor].outputs[peer]);
-    program_.push_back(Step::copy(to + part.offset, from.space,
-                                  from.base + place.offset + part.offset, part.bytes));
   }
 }
 
@@ -484,8 +406,7 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
     text << told(rank, record) << ". ";
   }
   text << "No rank has started; make the same call with the same sizes, dtype and reduction on "
-          "every "
-          "rank (first to differ: rank "
+          "every rank (first to differ: rank "
        << verdict.rank << ").";
   return text.str();
 }

@@ -69,6 +69,7 @@ class DirectPull final : public Transport {
   using Wave = std::vector<Part>;
 
   static std::vector<Wave> waves(const Call& call, size_t most);
+  void write_program(const Call& call);  // of an all-gather, into program_
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
   void copy_from(int peer, const Call& call, const Wave& wave);

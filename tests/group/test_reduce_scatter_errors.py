@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -17,20 +17,10 @@ BOTH = {"PG_SDMA_OPS": "all_gather,reduce_scatter"}
 SUM, AVG = dist.ReduceOp.SUM, dist.ReduceOp.AVG
 
 
-@pytest.fixture(scope="module")
-def run() -> Iterator[Callable]:
-    """`run(function, *args)` on ranks with both operations on, new ones after a failure."""
-    pool = None
-
-    def on_ranks(function, *args):
-        nonlocal pool
-        if pool is None or not pool.alive:
-            pool = Ranks(RANKS, env=BOTH)
-        return pool.run(function, *args)
-
-    yield on_ranks
-    if pool is not None and pool.alive:
-        pool.close()
+@pytest.fixture
+def run(ranks: Callable[..., Ranks]) -> Callable:
+    """`run(function, *args)` on ranks with both operations on."""
+    return ranks(RANKS, env=BOTH).run
 
 
 def options(op, async_op):

@@ -7,15 +7,12 @@ dtype or its shapes) and carries it right. PG_SDMA_TEST_DEVICE=cuda runs the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import rows_collectives  # noqa: F401
 import rows_functional  # noqa: F401
 import rows_groups  # noqa: F401
 import rows_messages  # noqa: F401
 import torch
-from harness import Ranks
 from rows import DEVICE, ROWS, Gathered, Raised, run_row
 
 OURS = f"{DEVICE}:sdma"
@@ -53,14 +50,7 @@ def test_row(ranks, name, size):
     assert_same(ours, inners)
 
 
-@pytest.fixture(scope="module")
-def reducing() -> Iterator[Ranks]:
-    """Ranks whose reduce-scatters of CPU tensors go direct."""
-    pool = Ranks(3, OURS, env={"PG_SDMA_OPS": "all_gather,reduce_scatter"})
-    yield pool
-    pool.close()
-
-
 @pytest.mark.parametrize("name", [name for name in ROWS if "reduce_scatter" in name])
-def test_row_with_direct_reduce_scatters(ranks, reducing, name):
-    assert_same(reducing.run(run, name), ranks(3, INNERS).run(run, name))
+def test_row_with_direct_reduce_scatters(ranks, name):
+    ours = ranks(3, OURS, env={"PG_SDMA_OPS": "all_gather,reduce_scatter"})
+    assert_same(ours.run(run, name), ranks(3, INNERS).run(run, name))

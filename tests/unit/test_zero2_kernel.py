@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -35,7 +34,7 @@ print(len(cases), "cases")
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton")
+@pytest.mark.nightly
 def test_the_kernel_equals_its_aten_form() -> None:
     source = Path(__file__).parents[2] / "src"
     environment = {
