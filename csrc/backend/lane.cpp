@@ -262,7 +262,7 @@ void Lane::vote() {
   live_ = true;
   off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
-  policy_.min_bytes = group_->settings.min_bytes.value_or(0);
+  policy_.min_bytes = group_->settings.min_bytes.value_or(engine_ ? engine_->least_bytes() : 0);
   const std::string which = operations(group_->settings, device_);
   if (group_->rank == 0 && log_function() && !which.empty()) {
     const std::string how = transport_ ? " read the peers' memory directly"

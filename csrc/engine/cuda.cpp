@@ -67,6 +67,10 @@ struct Identity {
   }
 };
 
+// Below it NCCL's kernel takes less of the device's time than the two waits of a gather, and its
+// host waits for nobody (docs/performance.md, "All-gathers, alone").
+constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
+
 class CudaEngine final : public Engine {
  public:
   explicit CudaEngine(std::shared_ptr<const DriverDevice> device)
@@ -79,6 +83,7 @@ class CudaEngine final : public Engine {
 
   std::string name() const override { return "cuda"; }
   bool stream_ordered() const override { return true; }
+  uint64_t least_bytes() const override { return kLeastBytes; }
   bool opens_exports() const override { return true; }
   std::string identity() const override { return identity_.text(); }
 

@@ -123,6 +123,8 @@ class Engine {
   // so few that they still lie in a cache that all ranks share. Of an engine whose programs run on
   // the calling thread.
   virtual size_t wave_bytes() const { return SIZE_MAX; }
+  // Bytes of output over all ranks from which an all-gather is better off here than with the inner.
+  virtual uint64_t least_bytes() const { return 0; }
   // True: peers' exports must be opened before use, and opening may be refused.
   virtual bool opens_exports() const = 0;
 

@@ -108,8 +108,16 @@ struct ControlPage::Layout {
   Slot<CallRecord>& record(int rank, uint64_t slot) {
     return at<Slot<CallRecord>>(Offsets(world, ring).records)[rank * ring + slot];
   }
-  Slot<Ticket>& ticket(int rank, uint64_t export_id) {
-    return at<Slot<Ticket>>(Offsets(world, ring).tickets)[rank * kTickets + export_id % kTickets];
+  Slot<Ticket>& ticket(int rank, uint64_t nth) {
+    return at<Slot<Ticket>>(Offsets(world, ring).tickets)[rank * kTickets + nth % kTickets];
+  }
+  // The first slot from the export's home on that has this number, or null.
+  Slot<Ticket>* find_ticket(int rank, uint64_t export_id, uint64_t number) {
+    for (uint64_t i = 0; i < kTickets; ++i) {
+      Slot<Ticket>& slot = ticket(rank, export_id + i);
+      if (slot.number == number) return &slot;
+    }
+    return nullptr;
   }
 };
 
@@ -269,23 +277,25 @@ uint64_t ControlPage::ready(int rank) const { return layout().of(rank).ready; }
 uint64_t ControlPage::done(int rank) const { return layout().of(rank).done; }
 
 void ControlPage::post_ticket(int rank, const Ticket& ticket) {
-  auto& slot = layout().ticket(rank, ticket.export_id);
-  slot.number = 0;
-  slot.write(ticket);
-  slot.number = ticket.export_id;
+  auto* slot = layout().find_ticket(rank, ticket.export_id, 0);
+  if (slot == nullptr) slot = &layout().ticket(rank, ticket.export_id);
+  slot->number = 0;
+  slot->write(ticket);
+  slot->number = ticket.export_id;
 }
 
 void ControlPage::withdraw_ticket(int rank, uint64_t export_id) {
-  // Unless another ticket has come into its slot.
-  layout().ticket(rank, export_id).number.compare_exchange_strong(export_id, 0);
+  auto* slot = layout().find_ticket(rank, export_id, export_id);
+  // Unless another ticket has come into its slot meanwhile.
+  if (slot != nullptr) slot->number.compare_exchange_strong(export_id, 0);
 }
 
 bool ControlPage::find_ticket(int rank, uint64_t export_id, Ticket& into) const {
-  const auto& slot = layout().ticket(rank, export_id);
-  if (slot.number != export_id) return false;
-  slot.read(into);
+  const auto* slot = layout().find_ticket(rank, export_id, export_id);
+  if (slot == nullptr) return false;
+  slot->read(into);
   std::atomic_thread_fence(std::memory_order_acquire);
-  return slot.number == export_id;
+  return slot->number == export_id;
 }
 
 bool ControlPage::set_fault(int reporter, const std::string& text) {

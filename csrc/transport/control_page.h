@@ -92,6 +92,7 @@ class ControlPage {
   uint64_t done(int rank) const;
 
   // -- tickets of one rank's exports, found by export id
+  // Of an export that has none. It replaces another only where all kTickets are posted.
   void post_ticket(int rank, const Ticket& ticket);
   void withdraw_ticket(int rank, uint64_t export_id);
   // False when the owner has withdrawn or replaced the ticket.

@@ -48,7 +48,8 @@ class GpuRanks:
 
         `bind` gives init_process_group the device_id.
         """
-        env = dict(env or {})
+        # Small gathers, too, go direct here.
+        env = {"PG_SDMA_MIN_BYTES": "0", **(env or {})}
         key = (size, backend, bind, *sorted(env.items()))
         pool = self._pools.get(key)
         if pool is None or not pool.alive:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
+import torch
+import torch.distributed as dist
 from gathers import run_cases
-from groups import PATIENT, GpuRanks
+from groups import PATIENT, GpuRanks, calls_by_route
 from random_gathers import FORMS
 from rows import ROWS, Gathered, Raised
 from test_table import assert_same, run
@@ -76,3 +79,19 @@ def test_random_gathers_of_late_ranks(gpu_ranks: GpuRanks, cases: int) -> None:
 @pytest.mark.parametrize("bind", [False, True])
 def test_random_gathers_of_one_rank(gpu_ranks: GpuRanks, cases: int, bind: bool) -> None:
     gpu_ranks(1, bind=bind).run(run_cases, SEED, cases // 10)
+
+
+def gather_small_and_large() -> Counter[str]:
+    world = dist.get_world_size()
+    for shard in (1 << 10, 16 << 20):
+        own = torch.full((shard,), dist.get_rank(), dtype=torch.uint8, device="cuda")
+        output = torch.empty(world * shard, dtype=torch.uint8, device="cuda")
+        dist.all_gather_into_tensor(output, own)
+        assert output.view(world, shard).eq(torch.arange(world, device="cuda")[:, None]).all()
+    return calls_by_route()
+
+
+def test_small_gathers_are_left_to_the_inner(gpu_ranks: GpuRanks) -> None:
+    by_default = PATIENT | {"PG_SDMA_MIN_BYTES": ""}
+    for routes in gpu_ranks(2, env=by_default).run(gather_small_and_large):
+        assert routes == {"direct": 1, "inner: below PG_SDMA_MIN_BYTES": 1}

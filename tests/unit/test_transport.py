@@ -39,6 +39,11 @@ def test_gathers_are_right(stress: Path, ranks: str, world: int) -> None:
     assert went["error"] > 20
 
 
+def test_tickets_are_found_whatever_their_numbers() -> None:
+    done = run(build("check_tickets", LIBRARY))
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("patience", [100, 2000])
 @pytest.mark.parametrize("ranks", ["processes", "threads"])
 def test_gathers_are_right_where_ranks_are_late(stress: Path, ranks: str, patience: int) -> None:

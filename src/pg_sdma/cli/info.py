@@ -77,7 +77,8 @@ def settings_in_force() -> list[tuple[str, str]]:
 def probe(world: World, options: argparse.Namespace) -> None:
     """Gathers once over sdma and prints on rank 0 which way that went."""
     group = world.group("sdma")
-    own = torch.full((1 << 20,), world.rank, dtype=torch.uint8, device=world.device)
+    # So much that every engine takes it.
+    own = torch.full((1 << 24,), world.rank, dtype=torch.uint8, device=world.device)
     output = torch.empty(own.numel() * world.size, dtype=torch.uint8, device=world.device)
     all_gather(output, own, group=group)
     right = torch.equal(output.view(world.size, -1)[:, 0].cpu(), torch.arange(world.size))
