@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <climits>
+#include <cstddef>
 #include <cstring>
 #include <new>
 #include <stdexcept>
@@ -34,15 +35,21 @@ struct alignas(kLine) Slot {
   Counter number{0};
   std::array<Counter, words(sizeof(T))> payload{};
 
-  void write(const T& value) {
+  // The first `bytes` of it: of a value that is only partly in use, lines that nobody needs stay in
+  // their readers' caches.
+  void write(const T& value, size_t bytes = sizeof(T)) {
     std::array<uint64_t, words(sizeof(T))> raw{};
-    std::memcpy(raw.data(), &value, sizeof(T));
-    for (size_t i = 0; i < raw.size(); ++i) payload[i].store(raw[i], std::memory_order_relaxed);
+    std::memcpy(raw.data(), &value, bytes);
+    for (size_t i = 0; i < words(bytes); ++i) payload[i].store(raw[i], std::memory_order_relaxed);
   }
-  void read(T& value) const {
+  void read(T& value) const { read(value, 0, sizeof(T)); }
+  // Bytes [first, last) of it; `first` is a multiple of 8.
+  void read(T& value, size_t first, size_t last) const {
     std::array<uint64_t, words(sizeof(T))> raw;
-    for (size_t i = 0; i < raw.size(); ++i) raw[i] = payload[i].load(std::memory_order_relaxed);
-    std::memcpy(static_cast<void*>(&value), raw.data(), sizeof(T));
+    for (size_t i = first / 8; i < words(last); ++i) {
+      raw[i] = payload[i].load(std::memory_order_relaxed);
+    }
+    std::memcpy(reinterpret_cast<char*>(&value) + first, raw.data() + first / 8, last - first);
   }
 };
 
@@ -58,6 +65,13 @@ struct RankLines {
   alignas(kLine) Counter elsewhere{0};  // collectives given to the inner
   std::array<Counter, 4> elsewhere_name{};
 };
+
+constexpr size_t kRecordHead = offsetof(CallRecord, places);
+
+size_t bytes_in_use(const CallRecord& record) {
+  const bool shareable = record.summary.state == CallState::kShareable;
+  return kRecordHead + (shareable ? record.tensors * sizeof(Place) : sizeof record.why);
+}
 
 struct FaultText {
   char text[1016];
@@ -214,7 +228,7 @@ void ControlPage::hide_record(int rank, uint64_t slot) {
 }
 
 void ControlPage::write_record(int rank, uint64_t slot, const CallRecord& record) {
-  layout().record(rank, slot).write(record);
+  layout().record(rank, slot).write(record, bytes_in_use(record));
 }
 
 void ControlPage::show_record(int rank, uint64_t slot, uint64_t number) {
@@ -222,10 +236,12 @@ void ControlPage::show_record(int rank, uint64_t slot, uint64_t number) {
 }
 
 void ControlPage::copy_record(int rank, uint64_t slot, CallRecord& into) const {
-  layout().record(rank, slot).read(into);
-  std::atomic_thread_fence(std::memory_order_acquire);
+  const auto& shown = layout().record(rank, slot);
+  shown.read(into, 0, kRecordHead);
   // What a peer has written is taken for no more than it can be.
   into.tensors = std::min<uint32_t>(into.tensors, kMaxTensors);
+  shown.read(into, kRecordHead, bytes_in_use(into));
+  std::atomic_thread_fence(std::memory_order_acquire);
   into.operation[sizeof into.operation - 1] = 0;
   into.dtype[sizeof into.dtype - 1] = 0;
   into.reduction[sizeof into.reduction - 1] = 0;

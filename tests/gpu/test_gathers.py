@@ -69,6 +69,13 @@ def test_random_gathers(gpu_ranks: GpuRanks, cases: int, size: int) -> None:
         assert "inner: late" not in routes
 
 
+def test_random_gathers_with_a_device_id(gpu_ranks: GpuRanks, cases: int) -> None:
+    if gpu_ranks.share(2):
+        pytest.skip("a device_id concerns NCCL, which refuses ranks that share a GPU")
+    for routes in gpu_ranks(2, env=PATIENT, bind=True).run(run_cases, SEED + 1, cases // 10):
+        assert routes["direct"] > sum(routes.values()) / 2
+
+
 def test_random_gathers_of_late_ranks(gpu_ranks: GpuRanks, cases: int) -> None:
     forms = [form for form in FORMS if gpu_ranks.inner(2) == "nccl" or form != "coalesced"]
     for routes in gpu_ranks(2).run(run_cases, SEED, cases // 10, forms, True, timeout=120):
