@@ -1,0 +1,49 @@
+"""The benchmarks that are scripts, on CPU ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def torchrun(script: str, *arguments: str) -> str:
+    """Runs a script on two ranks to its end; returns what it printed."""
+    start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    process = subprocess.run(
+        (sys.executable, *start, str(BENCHMARKS / script), *arguments),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def routes(result: dict[str, Any], mode: str) -> dict[str, set[str]]:
+    return {operation: set(by) for operation, by in result["routes"][mode].items()}
+
+
+def test_fsdp2_steps_over_each_contestant(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("--device", "cpu", "--shapes", "1x64x16", "--steps", "3", "--warmup", "1")
+    printed = torchrun("fsdp2_step.py", *sizes, "--rounds", "1", "--json", str(numbers))
+    (shape,) = json.loads(numbers.read_text())["shapes"]
+    found = {result["contestant"]: result for result in shape["results"]}
+    assert list(found) == ["inner", "sdma", "sdma+rs"]
+    for mode in ("free", "sync"):
+        assert all(result["step"][mode] > 0 for result in found.values())
+        assert routes(found["inner"], mode) == {}
+        assert routes(found["sdma"], mode) == {"all_gather_into_tensor": {"direct"}}
+        assert routes(found["sdma+rs"], mode) == {
+            "all_gather_into_tensor": {"direct"},
+            "reduce_scatter_tensor": {"direct"},
+        }
+    rows = [line for line in printed.splitlines() if line.startswith("| 0 |")]
+    assert len(rows) == 2
