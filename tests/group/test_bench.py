@@ -76,6 +76,25 @@ def test_bench_shows_the_route_that_was_taken(tmp_path: Path) -> None:
     assert row["route"] == "inner: below PG_SDMA_MIN_BYTES"
 
 
+def test_reduce_scatters_go_direct_whatever_the_environment_says(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "4K", "-e", "64K", "-f", "16", "--dtype", "bfloat16")
+    command = ("bench", "reduce_scatter", *BENCH[2:], *sizes)
+    printed = pg_sdma(*command, "--json", str(numbers), PG_SDMA_OPS="all_gather")
+    result = json.loads(numbers.read_text())
+    assert (result["operation"], result["size_of"]) == ("reduce_scatter", "input")
+    rows = result["rows"]
+    assert [(row["size"], row["place"]) for row in rows] == [
+        (size, place) for size in (4096, 65536) for place in ("out", "in")
+    ]
+    for row in rows:
+        assert row["count"] * 2 * 2 == row["size"]
+        assert row["wrong"] == row["vs_wrong"] == 0
+        assert (row["redop"], row["route"]) == ("sum", "direct")
+    table = [line.split() for line in printed.splitlines() if not line.startswith("#")]
+    assert {line[3] for line in table} == {"sum"}
+
+
 def test_info_tells_settings_and_route_and_why_not_direct() -> None:
     printed = pg_sdma("info", PG_SDMA="off", PG_SDMA_RING="4")
     found = dict(line.split(maxsplit=1) for line in printed.splitlines())

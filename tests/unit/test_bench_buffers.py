@@ -8,8 +8,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from pg_sdma.bench import buffers
-from pg_sdma.bench.buffers import Arena, Buffers, Case, count_wrong, make_buffers
+from pg_sdma.bench import all_gather
+from pg_sdma.bench.all_gather import count_wrong
+from pg_sdma.bench.buffers import Arena, Buffers, Case, make_buffers
 
 CPU = torch.device("cpu")
 
@@ -23,10 +24,10 @@ def made(case: Case, wanted: int = 1, room: int = 1 << 16) -> list[Buffers]:
 def test_buffers_have_the_shapes_of_the_case(in_place: bool, tensors: int) -> None:
     case = Case(torch.bfloat16, 5, tensors, in_place, ranks=(0, 1, 2), rank=1)
     (buffer,) = made(case)
-    assert [tuple(t.shape) for t in buffer.outputs] == [(15,)] * tensors
-    assert [tuple(t.shape) for t in buffer.inputs] == [(5,)] * tensors
-    assert sum(t.nbytes for t in buffer.outputs) == case.size
-    for output, own in zip(buffer.outputs, buffer.inputs, strict=True):
+    assert [tuple(t.shape) for t in buffer.whole] == [(15,)] * tensors
+    assert [tuple(t.shape) for t in buffer.shards] == [(5,)] * tensors
+    assert sum(t.nbytes for t in buffer.whole) == case.size
+    for output, own in zip(buffer.whole, buffer.shards, strict=True):
         inside = own.data_ptr() == output[5:].data_ptr()
         assert inside == in_place
 
@@ -35,7 +36,7 @@ def test_buffers_of_successive_calls_do_not_overlap() -> None:
     case = Case(torch.uint8, 300, 1, False, ranks=(0, 1), rank=0)
     several = made(case, wanted=5)
     assert len(several) == 5
-    starts = [b.outputs[0].data_ptr() for b in several]
+    starts = [b.whole[0].data_ptr() for b in several]
     assert all(b - a >= 600 for a, b in pairwise(starts))
 
 
@@ -48,8 +49,8 @@ def perfect(case: Case) -> Callable[..., None]:
     """An all-gather of known bytes that needs no peers."""
 
     def gather(buffer: Buffers, group: object) -> None:
-        for t, output in enumerate(buffer.outputs):
-            shards = [buffers._shard(case, t, rank, CPU) for rank in case.ranks]
+        for t, output in enumerate(buffer.whole):
+            shards = [all_gather.shard(case, t, rank, CPU) for rank in case.ranks]
             output.view(torch.uint8).copy_(torch.cat(shards))
 
     return gather
@@ -62,9 +63,9 @@ def test_every_element_that_did_not_arrive_is_wrong(
 ) -> None:
     case = Case(dtype, 7, 2, in_place, ranks=(0, 1, 2), rank=1)
     (buffer,) = made(case)
-    monkeypatch.setattr(buffers, "gather", perfect(case))
+    monkeypatch.setattr(all_gather, "gather", perfect(case))
     assert count_wrong(case, buffer, None) == 0
-    monkeypatch.setattr(buffers, "gather", lambda buffer, group: None)
+    monkeypatch.setattr(all_gather, "gather", lambda buffer, group: None)
     # In place the own share is there without a gather.
     assert count_wrong(case, buffer, None) == 2 * 7 * (2 if in_place else 3)
 
@@ -74,9 +75,9 @@ def test_a_single_wrong_element_counts_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     def almost(buffer: Buffers, group: object) -> None:
         perfect(case)(buffer, group)
-        buffer.outputs[0].view(torch.int32)[9] ^= 0x0101  # two bytes of one element
+        buffer.whole[0].view(torch.int32)[9] ^= 0x0101  # two bytes of one element
 
-    monkeypatch.setattr(buffers, "gather", almost)
+    monkeypatch.setattr(all_gather, "gather", almost)
     assert count_wrong(case, made(case)[0], None) == 1
 
 
@@ -85,7 +86,7 @@ def test_two_shares_in_each_other_s_place_are_wrong(monkeypatch: pytest.MonkeyPa
 
     def swapped(buffer: Buffers, group: object) -> None:
         perfect(case)(buffer, group)
-        buffer.outputs[0].copy_(buffer.outputs[0].roll(7))
+        buffer.whole[0].copy_(buffer.whole[0].roll(7))
 
-    monkeypatch.setattr(buffers, "gather", swapped)
+    monkeypatch.setattr(all_gather, "gather", swapped)
     assert count_wrong(case, made(case)[0], None) == 14

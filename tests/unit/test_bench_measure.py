@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pg_sdma.bench import all_gather, launch, measure
+from pg_sdma.bench import launch, measure, sweep
 from pg_sdma.bench.launch import UsageError
 from pg_sdma.bench.measure import LONGEST_GATE, SHORTEST_GATE, behind_gate, time_calls
 from pg_sdma.bench.routes import route_since
@@ -112,15 +112,15 @@ def options(**changed: int) -> Namespace:
 
 
 def test_the_smallest_size_gives_every_rank_an_element_of_each_tensor() -> None:
-    assert all_gather.sizes_of(options(), ranks=2) == [8, 16, 32, 64]
-    assert all_gather.sizes_of(options(coalesced=3), ranks=4) == [48]
-    assert all_gather.sizes_of(options(groups=2), ranks=4) == [8, 16, 32, 64]
+    assert sweep.sizes_of(options(), ranks=2) == [8, 16, 32, 64]
+    assert sweep.sizes_of(options(coalesced=3), ranks=4) == [48]
+    assert sweep.sizes_of(options(groups=2), ranks=4) == [8, 16, 32, 64]
 
 
 @pytest.mark.parametrize("changed", [{"end": 7}, {"groups": 2}, {"groups": 3}])
 def test_options_that_leave_nothing_to_measure_are_refused(changed: dict[str, int]) -> None:
     with pytest.raises(UsageError):
-        all_gather.sizes_of(options(**changed), ranks=2)
+        sweep.sizes_of(options(**changed), ranks=2)
 
 
 @pytest.mark.parametrize(

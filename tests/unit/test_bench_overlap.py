@@ -130,6 +130,8 @@ def test_the_crossover_is_the_size_after_the_last_slower_one(
 
 def test_the_picture_names_both_backends_and_the_crossover(tmp_path: Path) -> None:
     result = {
+        "operation": "all_gather",
+        "size_of": "output",
         "backend": "sdma",
         "vs": "gloo",
         "ranks": 2,

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from pg_sdma.bench import reduce_scatter
+from pg_sdma.bench.all_gather import OPERATION
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.table import Row, columns, explanation, heading, line, parse_size, sizes
 
@@ -13,6 +15,7 @@ ROW = Row(
     size=8_000_000,
     count=500_000,
     type="float",
+    redop="none",
     place="out",
     ranks=4,
     times=Times(time=1e-3, wall=None),
@@ -65,7 +68,7 @@ def test_one_backend_alone_has_no_ratio() -> None:
 
 def cells(device: str, backends: list[str], row: Row) -> dict[str, str]:
     """The cells by their titles; the second of two equal titles counts."""
-    shown = columns(device, backends)
+    shown = columns(device, backends, OPERATION)
     return dict(zip(heading(shown)[0][1:].split(), line(row, shown).split(), strict=True))
 
 
@@ -103,7 +106,7 @@ def test_what_was_not_measured_is_not_a_number() -> None:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_titles_units_and_cells_end_in_one_place(device: str) -> None:
-    shown = columns(device, ["sdma", "inner"])[:-1]  # the route is ragged by intent
+    shown = columns(device, ["sdma", "inner"], OPERATION)[:-1]  # the route is ragged by intent
     titles, units = heading(shown)
     cell = line(ON_GPU, shown)
     end = 1
@@ -116,10 +119,19 @@ def test_titles_units_and_cells_end_in_one_place(device: str) -> None:
 
 
 def test_every_column_is_explained() -> None:
-    shown = columns("cuda", ["sdma", "nccl"])
+    shown = columns("cuda", ["sdma", "nccl"], OPERATION)
     text = explanation(shown)
     assert len(text) == len(shown) + 1
     assert all(column.meaning in found for column, found in zip(shown, text, strict=False))
+
+
+def test_a_reduce_scatter_s_size_is_its_input() -> None:
+    shown = columns("cpu", ["sdma", "gloo"], reduce_scatter.OPERATION)
+    text = "\n".join(explanation(shown))
+    assert "input of one rank, all ranks' shares" in text
+    assert "output of one rank, a tensor" in text
+    row = line(replace(ROW, redop="sum"), shown).split()
+    assert row[3] == "sum"
 
 
 def test_json_holds_what_the_line_shows() -> None:

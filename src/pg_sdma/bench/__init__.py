@@ -1,1 +1,1 @@
-"""Benchmarks of all-gathers: alone, as nccl-tests prints them, and beside matrix products."""
+"""Benchmarks of collectives: alone, as nccl-tests prints them, and beside matrix products."""

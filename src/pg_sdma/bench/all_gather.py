@@ -1,147 +1,64 @@
-"""`pg-sdma bench all_gather`: one operation, from small sizes to large."""
+"""`pg-sdma bench all_gather`: its call, and whether what arrives is right."""
 
 from __future__ import annotations
 
-import json
 from argparse import Namespace
-from dataclasses import asdict, dataclass
 
+import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from pg_sdma.bench import table
-from pg_sdma.bench.buffers import ALIGNMENT, DTYPES, Arena, Case, count_wrong, gather, make_buffers
-from pg_sdma.bench.launch import UsageError, World, measured_backends
-from pg_sdma.bench.measure import Call, Gate, time_calls
-from pg_sdma.bench.peak import measure_peak
-from pg_sdma.bench.progress import progress
-from pg_sdma.bench.routes import route_since
-from pg_sdma.stats import stats
+from pg_sdma.bench import sweep
+from pg_sdma.bench.buffers import Buffers, Case, differing
+from pg_sdma.bench.launch import World
+from pg_sdma.bench.operation import Operation
 
-# More than the caches hold of the machines that this runs on.
-ROTATED_BYTES = 256 * 2**20
+# Since torch 2.13 `all_gather_into_tensor` warns that it is deprecated.
+all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """What all rows share."""
-
-    world: World
-    groups: list[dist.ProcessGroup]  # the measured one and, if any, the one to compare with
-    outputs: Arena
-    inputs: Arena
-    gate: Gate | None  # None on CPU
-    options: Namespace
-
-    def row(self, size: int, in_place: bool) -> table.Row:
-        """Times both groups' all-gathers of `size` bytes or a little less, then checks them."""
-        options, group = self.options, self.groups[0]
-        ranks = tuple(dist.get_process_group_ranks(group))
-        dtype = DTYPES[options.dtype]
-        case = Case(
-            dtype=dtype,
-            count=size // (len(ranks) * options.coalesced * dtype.itemsize),
-            tensors=options.coalesced,
-            in_place=in_place,
-            ranks=ranks,
-            rank=dist.get_rank(group),
-        )
-        buffers = make_buffers(case, self.outputs, self.inputs, 2 * options.n)
-
-        def call(kind: int) -> Call:
-            # Half a turn apart: what one backend has just touched is not the other's next.
-            shift = kind * len(buffers) // 2
-            return lambda i: gather(buffers[(i + shift) % len(buffers)], self.groups[kind])
-
-        calls = [call(kind) for kind in range(len(self.groups))]
-        before = stats(group)
-        times = time_calls(calls, self.world, options.n, options.w, self.gate)
-        route = route_since(before, stats(group))
-        wrong: list[int] = []
-        if options.check:
-            wrong = [self.world.total(count_wrong(case, buffers[0], g)) for g in self.groups]
-        return table.Row(
-            size=case.size,
-            count=case.count,
-            type=options.dtype,
-            place="in" if in_place else "out",
-            ranks=len(ranks),
-            times=times[0],
-            vs=times[1] if len(times) > 1 else None,
-            wrong=wrong[0] if wrong else None,
-            vs_wrong=wrong[1] if len(wrong) > 1 else None,
-            route=route,
-        )
+def gather(buffers: Buffers, group: dist.ProcessGroup) -> None:
+    """Gathers the shards into the whole tensors."""
+    if len(buffers.whole) == 1:
+        all_gather(buffers.whole[0], buffers.shards[0], group=group)
+        return
+    with dist._coalescing_manager(group=group):
+        for output, own in zip(buffers.whole, buffers.shards, strict=True):
+            all_gather(output, own, group=group)
 
 
-def sizes_of(options: Namespace, ranks: int) -> list[int]:
-    """The sizes to measure, from the least that gives each tensor of each rank an element.
+def count_wrong(case: Case, buffers: Buffers, group: dist.ProcessGroup) -> int:
+    """Gathers known bytes into outputs that are wrong everywhere; counts elements still wrong."""
+    expected = [gathered(case, t, output.device) for t, output in enumerate(buffers.whole)]
+    start = case.rank * case.shard_bytes
+    for output, own, bits in zip(buffers.whole, buffers.shards, expected, strict=True):
+        output.view(torch.uint8).copy_(~bits)
+        own.view(torch.uint8).copy_(bits[start : start + case.shard_bytes])
+    gather(buffers, group)
+    return sum(
+        differing(output, bits.view(case.dtype))
+        for output, bits in zip(buffers.whole, expected, strict=True)
+    )
 
-    Raises UsageError where there is none, or the ranks do not divide into the groups.
-    """
-    if ranks % options.groups or ranks == options.groups:
-        raise UsageError(f"{ranks} ranks do not make {options.groups} groups of two or more")
-    least = ranks // options.groups * options.coalesced * DTYPES[options.dtype].itemsize
-    begin = max(least, options.begin)
-    if options.end < begin:
-        raise UsageError(f"-e {options.end} is below the smallest size, {begin} bytes")
-    return table.sizes(begin, options.end, options.factor)
+
+def gathered(case: Case, tensor: int, device: torch.device) -> Tensor:
+    """The bytes that the output of `tensor` should hold."""
+    return torch.cat([shard(case, tensor, rank, device) for rank in case.ranks])
+
+
+def shard(case: Case, tensor: int, rank: int, device: torch.device) -> Tensor:
+    """The bytes that `rank` gives, the same on whichever rank they are made."""
+    generator = torch.Generator(device).manual_seed(tensor * 65536 + rank)
+    words = -(-case.shard_bytes // 8)
+    bits = torch.randint(
+        -(2**63), 2**63 - 1, (words,), dtype=torch.int64, device=device, generator=generator
+    )
+    return bits.view(torch.uint8)[: case.shard_bytes]
+
+
+OPERATION = Operation("all_gather", "output", "input", "none", gather, count_wrong)
 
 
 def run(world: World, options: Namespace) -> None:
-    """Measures every size; rank 0 prints the table and writes what the options ask for.
-
-    Raises SystemExit(1) on every rank where an element was wrong.
-    """
-    names = measured_backends(options)
-    members = world.size // options.groups
-    sizes = sizes_of(options, world.size)
-    largest = sizes[-1] + ALIGNMENT
-    room = max(largest, min(ROTATED_BYTES, 2 * options.n * largest))
-    bench = Bench(
-        world=world,
-        groups=[world.group(name, options.groups) for name in names],
-        outputs=Arena(room, world.device),
-        inputs=Arena(room // members + ALIGNMENT, world.device),
-        gate=Gate(world.device) if world.device.type == "cuda" else None,
-        options=options,
-    )
-    shown = table.columns(world.device.type, names)
-    facts: dict[str, object] = {
-        "operation": "all_gather",
-        "backend": names[0],
-        "vs": names[1] if len(names) > 1 else None,
-        **world.facts(),
-        "groups": options.groups,
-        "coalesced": options.coalesced,
-        "dtype": options.dtype,
-        "iterations": options.n,
-        "warmup": options.w,
-    }
-    with progress(world.rank == 0, len(sizes) * len(options.places)) as (say, advance):
-        say("# " + ", ".join(f"{key} {value}" for key, value in facts.items()))
-        for text in (*table.explanation(shown), *table.heading(shown)):
-            say(text)
-        rows = []
-        for size in sizes:
-            for place in options.places:
-                rows.append(bench.row(size, place == "in"))
-                say(table.line(rows[-1], shown))
-                advance()
-        peak = measure_peak(world, rows[-1].size, members, bench.gate, options.n)
-        say(f"# {peak.sentence(names[0], rows)}")
-        wrong = sum((row.wrong or 0) + (row.vs_wrong or 0) for row in rows)
-        say(f"# {wrong} elements were wrong" if options.check else "# outputs were not checked")
-    if world.rank == 0:
-        write(facts | {"peak": asdict(peak), "rows": [row.as_json() for row in rows]}, options)
-    if wrong:
-        raise SystemExit(1)
-
-
-def write(result: dict[str, object], options: Namespace) -> None:
-    """The files that the options ask for."""
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
-    if options.plot:
-        from pg_sdma.bench.plot import draw
-
-        draw(result, options.plot)
+    """The benchmark, on one rank: see sweep.run."""
+    sweep.run(world, options, OPERATION)

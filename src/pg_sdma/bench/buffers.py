@@ -1,11 +1,10 @@
-"""The tensors of measured all-gathers, and whether what arrives in them is right."""
+"""The tensors of measured collectives."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 DTYPES = {
@@ -21,13 +20,10 @@ DTYPES = {
 # What torch's allocators align to, so that a slot looks like a tensor of its own.
 ALIGNMENT = 512
 
-# Since torch 2.13 `all_gather_into_tensor` warns that it is deprecated.
-all_gather = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-
 
 @dataclass(frozen=True)
 class Case:
-    """All-gathers of `tensors` tensors at once, each of `count` elements a rank."""
+    """Collectives on `tensors` tensors at once, each of `count` elements a shard."""
 
     dtype: torch.dtype
     count: int
@@ -42,7 +38,7 @@ class Case:
 
     @property
     def size(self) -> int:
-        """Bytes of all outputs of one rank."""
+        """Bytes of all shards of all tensors: a gather's outputs, a reduce-scatter's inputs."""
         return self.shard_bytes * len(self.ranks) * self.tensors
 
 
@@ -61,61 +57,33 @@ class Arena:
 
 @dataclass(frozen=True)
 class Buffers:
-    """The tensors of one call: outputs of (ranks * count,), inputs of (count,)."""
+    """The tensors of one call: whole ones of (ranks * count,), shards of (count,).
 
-    outputs: list[Tensor]
-    inputs: list[Tensor]
+    A gather's outputs are whole, a reduce-scatter's inputs are. In place a shard is this rank's
+    part of the whole.
+    """
+
+    whole: list[Tensor]
+    shards: list[Tensor]
 
 
-def make_buffers(case: Case, outputs: Arena, inputs: Arena, wanted: int) -> list[Buffers]:
+def make_buffers(case: Case, whole: Arena, shards: Arena, wanted: int) -> list[Buffers]:
     """Buffers for up to `wanted` calls in turn; fewer where the arenas hold no more."""
     width = case.shard_bytes * len(case.ranks)
-    groups = outputs.slots(width * case.tensors, wanted)
-    own = inputs.slots(case.shard_bytes * case.tensors, wanted)
+    groups = whole.slots(width * case.tensors, wanted)
+    own = shards.slots(case.shard_bytes * case.tensors, wanted)
     made = []
     for i, group in enumerate(groups):
-        out = list(group.view(case.dtype).chunk(case.tensors))
+        parts = list(group.view(case.dtype).chunk(case.tensors))
         if case.in_place:
-            mine = [o.narrow(0, case.rank * case.count, case.count) for o in out]
+            mine = [p.narrow(0, case.rank * case.count, case.count) for p in parts]
         else:
             mine = list(own[i % len(own)].view(case.dtype).chunk(case.tensors))
-        made.append(Buffers(out, mine))
+        made.append(Buffers(parts, mine))
     return made
 
 
-def gather(buffers: Buffers, group: dist.ProcessGroup) -> None:
-    if len(buffers.outputs) == 1:
-        all_gather(buffers.outputs[0], buffers.inputs[0], group=group)
-        return
-    with dist._coalescing_manager(group=group):
-        for output, own in zip(buffers.outputs, buffers.inputs, strict=True):
-            all_gather(output, own, group=group)
-
-
-def count_wrong(case: Case, buffers: Buffers, group: dist.ProcessGroup) -> int:
-    """Gathers known bytes into outputs that are wrong everywhere; counts elements still wrong."""
-    expected = [
-        torch.cat([_shard(case, t, rank, output.device) for rank in case.ranks])
-        for t, output in enumerate(buffers.outputs)
-    ]
-    start = case.rank * case.shard_bytes
-    for output, own, bits in zip(buffers.outputs, buffers.inputs, expected, strict=True):
-        output.view(torch.uint8).copy_(~bits)
-        own.view(torch.uint8).copy_(bits[start : start + case.shard_bytes])
-    gather(buffers, group)
-    # Integers of the same width: a NaN is no reason to differ.
-    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[case.dtype.itemsize]
-    return sum(
-        int((output.view(width) != bits.view(width)).sum())
-        for output, bits in zip(buffers.outputs, expected, strict=True)
-    )
-
-
-def _shard(case: Case, tensor: int, rank: int, device: torch.device) -> Tensor:
-    """The bytes that `rank` gives, the same on whichever rank they are made."""
-    generator = torch.Generator(device).manual_seed(tensor * 65536 + rank)
-    words = -(-case.shard_bytes // 8)
-    bits = torch.randint(
-        -(2**63), 2**63 - 1, (words,), dtype=torch.int64, device=device, generator=generator
-    )
-    return bits.view(torch.uint8)[: case.shard_bytes]
+def differing(found: Tensor, expected: Tensor) -> int:
+    """Elements of two tensors of one dtype that differ in a bit. A NaN is no reason to differ."""
+    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
+    return int((found.view(width) != expected.view(width)).sum())

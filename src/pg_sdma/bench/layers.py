@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pg_sdma.bench.buffers import all_gather
+from pg_sdma.bench.all_gather import all_gather
 from pg_sdma.bench.launch import World
 
 DISTINCT_SHARDS = 3  # no multiple of the two buffers, so that a gather left out shows

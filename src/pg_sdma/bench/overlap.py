@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from pg_sdma.bench.buffers import Arena, Case, gather, make_buffers
+from pg_sdma.bench.all_gather import gather
+from pg_sdma.bench.buffers import Arena, Case, make_buffers
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Call, Gate, behind_gate
 

@@ -1,4 +1,4 @@
-"""What the memory or the links could do: a plain copy of what an all-gather moves."""
+"""What the memory or the links could do: a plain copy of what a collective moves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Peak:
     """A plain copy, made by all ranks at the same time."""
 
     what: str
-    size: int  # bytes of the gathered output that the copy stands for
+    size: int  # bytes of the whole output or input that the copy stands for
     seconds: float | None  # None: not measured, and `what` says why
 
     def sentence(self, backend: str, rows: Sequence[Row]) -> str:
@@ -31,15 +31,17 @@ class Peak:
         )
 
 
-def measure_peak(world: World, size: int, members: int, gate: Gate | None, iterations: int) -> Peak:
-    """Times the copy that an all-gather with `size` bytes of output comes down to.
+def measure_peak(
+    world: World, size: int, members: int, gate: Gate | None, iterations: int, whole: str
+) -> Peak:
+    """Times the copy that a collective with `size` bytes of `whole` (output, input) comes down to.
 
-    On CPU that is the whole output, out of memory of this process. On GPU it is the peers' shares,
+    On CPU that is the whole of it, out of memory of this process. On GPU it is the peers' shares,
     out of the next GPU's memory.
     """
     if world.device.type == "cpu":
         source = torch.ones(size, dtype=torch.uint8)
-        what = f"a local copy of the {size} bytes of output"
+        what = f"a local copy of the {size} bytes of {whole}"
     elif (gpus := torch.cuda.device_count()) < 2:
         return Peak("this process sees one GPU, and a peer copy needs two", size, None)
     else:

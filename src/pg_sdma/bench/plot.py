@@ -28,13 +28,13 @@ def crossover(rows: Sequence[Mapping[str, Any]]) -> int | None:
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
-    """Draws what `bench all_gather --json` holds, in the format that the path's ending names."""
+    """Draws what a benchmark's --json holds, in the format that the path's ending names."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     figure.suptitle(
-        f"all_gather, {result['ranks']} ranks on {result['device_name']}, {result['dtype']}, "
-        f"torch {result['torch']}",
+        f"{result['operation']}, {result['ranks']} ranks on {result['device_name']}, "
+        f"{result['dtype']}, torch {result['torch']}",
         fontsize=11,
     )
     bandwidth, latency = figure.subplots(1, 2)
@@ -51,7 +51,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     latency.set_yscale("log")
     for axes in (bandwidth, latency):
         axes.set_xscale("log", base=2)
-        axes.set_xlabel("output over all ranks (bytes)")
+        axes.set_xlabel(f"{result['size_of']} over all ranks (bytes)")
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     latency.legend(frameon=False)

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pg_sdma.bench.measure import Times
+from pg_sdma.bench.operation import Operation
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -30,11 +31,12 @@ def sizes(begin: int, end: int, factor: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Row:
-    """One line: an all-gather of one size, in place or not, over both backends."""
+    """One line: a collective of one size, in place or not, over both backends."""
 
-    size: int  # bytes of the output over all ranks
-    count: int  # elements of one rank's input
+    size: int  # bytes of all ranks' shards
+    count: int  # elements of one shard
     type: str
+    redop: str
     place: str  # "out" of place or "in" place
     ranks: int
     times: Times
@@ -50,12 +52,12 @@ class Row:
 
     @property
     def algbw(self) -> float:
-        """GB/s (10^9) of output produced on a rank."""
+        """GB/s (10^9) of what a rank gathers, or gives to a reduction."""
         return self.size / self.seconds / 1e9
 
     @property
     def busbw(self) -> float:
-        """GB/s (10^9) that arrive at a rank: the own part is there already."""
+        """GB/s (10^9) that have to arrive at a rank: the own part is there already."""
         return self.algbw * (self.ranks - 1) / self.ranks
 
     @property
@@ -117,8 +119,9 @@ def _integer(value: int | None) -> str:
     return "N/A" if value is None else str(value)
 
 
-def columns(device: str, backends: Sequence[str]) -> list[Column]:
+def columns(device: str, backends: Sequence[str], operation: Operation) -> list[Column]:
     """The columns for `device` ("cpu" or "cuda") and one backend, or two to compare."""
+    whole, shard = operation.whole, operation.shard
     backend, vs = (*backends, None)[:2]
     timed = (
         "of a call on the device, behind a held stream: the host's cost is left out"
@@ -126,12 +129,12 @@ def columns(device: str, backends: Sequence[str]) -> list[Column]:
         else "of a call"
     )
     found = [
-        Column("size", "(B)", 12, lambda r: str(r.size), "output of one rank, all ranks' shares"),
-        Column("count", "(elements)", 12, lambda r: str(r.count), "input of one rank, a tensor"),
+        Column("size", "(B)", 12, lambda r: str(r.size), f"{whole} of one rank, all ranks' shares"),
+        Column("count", "(elements)", 12, lambda r: str(r.count), f"{shard} of one rank, a tensor"),
         Column("type", "", 10, lambda r: r.type, "of the elements"),
-        Column("redop", "", 6, lambda r: "none", "as in nccl-tests"),
+        Column("redop", "", 6, lambda r: r.redop, "as in nccl-tests"),
         Column("root", "", 5, lambda r: "-1", "as in nccl-tests"),
-        Column("place", "", 6, lambda r: r.place, "in: the input lies in the output"),
+        Column("place", "", 6, lambda r: r.place, f"in: the {shard} lies in the {whole}"),
         Column("time", "(us)", 10, lambda r: _time(r.times), f"{backend}, {timed}"),
         Column(
             "algbw",

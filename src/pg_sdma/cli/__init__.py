@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pg_sdma.bench.launch import UsageError
-from pg_sdma.cli import bench_all_gather, bench_overlap, info, trace
+from pg_sdma.cli import bench_overlap, bench_sweep, info, trace
 from pg_sdma.settings import read_settings
 
 
@@ -17,9 +17,9 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     info.add(commands)
     trace.add(commands)
-    bench = commands.add_parser("bench", help="measure all-gathers")
+    bench = commands.add_parser("bench", help="measure collectives")
     operations = bench.add_subparsers(metavar="WHAT", required=True)
-    bench_all_gather.add(operations)
+    bench_sweep.add(operations)
     bench_overlap.add(operations)
     return top
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from pg_sdma import __version__, _extension, stats
-from pg_sdma.bench.buffers import all_gather
+from pg_sdma.bench.all_gather import all_gather
 from pg_sdma.bench.launch import World, run_ranks
 from pg_sdma.settings import variables
 

@@ -1,4 +1,4 @@
-"""`pg-sdma bench all_gather`."""
+"""`pg-sdma bench all_gather` and `pg-sdma bench reduce_scatter`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,26 @@ from pathlib import Path
 
 import torch
 
-from pg_sdma.bench import all_gather
+from pg_sdma.bench import all_gather, reduce_scatter, sweep
 from pg_sdma.bench.buffers import DTYPES
-from pg_sdma.bench.launch import UsageError, run_ranks
+from pg_sdma.bench.launch import Body, UsageError, run_ranks
+from pg_sdma.bench.operation import Operation
 from pg_sdma.cli.common import add_common, at_least, size
 
 
 def add(commands: argparse._SubParsersAction) -> None:
+    _add(commands, all_gather.OPERATION, all_gather.run)
+    _add(commands, reduce_scatter.OPERATION, reduce_scatter.run)
+
+
+def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body) -> None:
     parser = commands.add_parser(
-        "all_gather",
+        operation.name,
         help="time and bandwidth against size, in the columns of nccl-tests",
-        description="Time and bandwidth against size, in the columns of nccl-tests.",
+        description="Time and bandwidth against size, in the columns of nccl-tests. A size is "
+        f"that of the {operation.whole} on one rank.",
     )
-    parser.set_defaults(command=command)
+    parser.set_defaults(command=command, body=body)
     parser.add_argument(
         "--device", choices=("cpu", "cuda"), default=default_device(), help="(%(default)s)"
     )
@@ -70,7 +77,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--groups",
         type=at_least(1),
         default=1,
-        help="equal groups that gather at the same time (%(default)s)",
+        help="equal groups that call at the same time (%(default)s)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
 
@@ -82,4 +89,4 @@ def default_device() -> str:
 def command(options: argparse.Namespace) -> int:
     if options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot draws with matplotlib: pip install 'pg-sdma[bench]'")
-    return run_ranks(all_gather.run, options, all_gather.sizes_of)
+    return run_ranks(options.body, options, sweep.sizes_of)
