@@ -95,6 +95,24 @@ def test_reduce_scatters_go_direct_whatever_the_environment_says(tmp_path: Path)
     assert {line[3] for line in table} == {"sum"}
 
 
+def test_rivals_that_cannot_run_here_leave_the_others_running(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "4K", "-e", "64K", "-f", "16", "--json", str(numbers))
+    printed = pg_sdma("bench", "rivals", *BENCH[2:], *sizes)
+    result = json.loads(numbers.read_text())
+    assert result["contenders"] == ["sdma", "gloo"]
+    assert set(result["absent"]) == {"zero-CTA", "low-contention", "peer copy"}
+    assert [(row["size"], row["place"]) for row in result["rows"]] == [
+        (size, place) for size in (4096, 65536) for place in ("in", "out")
+    ]
+    for row in result["rows"]:
+        assert row["wrong"] == {"sdma": 0, "gloo": 0}
+        assert row["route"] == "direct"
+        assert all(times["time"] > 0 for times in row["times"].values())
+    assert sum(line.startswith(("| 4096 |", "| 65536 |")) for line in printed.splitlines()) == 4
+    assert "not measured: zero-CTA: rank 0: RuntimeError: needs a GPU" in printed
+
+
 def test_info_tells_settings_and_route_and_why_not_direct() -> None:
     printed = pg_sdma("info", PG_SDMA="off", PG_SDMA_RING="4")
     found = dict(line.split(maxsplit=1) for line in printed.splitlines())

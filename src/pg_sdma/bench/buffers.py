@@ -48,6 +48,13 @@ class Arena:
     def __init__(self, size: int, device: torch.device) -> None:
         self._memory = torch.zeros(size, dtype=torch.uint8, device=device)
 
+    @classmethod
+    def over(cls, memory: Tensor) -> Arena:
+        """An arena in memory that is there already, a 1-D tensor of uint8."""
+        arena = cls.__new__(cls)
+        arena._memory = memory
+        return arena
+
     def slots(self, size: int, wanted: int) -> list[Tensor]:
         """As many 1-D uint8 tensors of `size` bytes as fit, `wanted` at most."""
         stride = -(-size // ALIGNMENT) * ALIGNMENT

@@ -7,12 +7,15 @@ import os
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from pg_sdma.settings import Settings, read_settings
+
+T = TypeVar("T")
 
 
 class UsageError(Exception):
@@ -56,6 +59,12 @@ class World:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return float(largest)
 
+    def gathered(self, value: T) -> list[T]:
+        """Every rank's `value`, which can be pickled."""
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
     def group(self, backend: str, parts: int = 1) -> dist.ProcessGroup:
         """A group over `backend` of this rank and its neighbours, one of `parts` equal ones."""
         each = self.size // parts
@@ -66,12 +75,15 @@ class World:
 
     def facts(self) -> dict[str, object]:
         """Where something was measured."""
-        return {
+        found: dict[str, object] = {
             "device": self.device.type,
             "device_name": self.device_name,
             "torch": torch.__version__,
             "ranks": self.size,
         }
+        if self.device.type == "cuda":
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        return found
 
 
 Body = Callable[[World, Namespace], None]

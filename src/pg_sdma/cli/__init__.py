@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pg_sdma.bench.launch import UsageError
-from pg_sdma.cli import bench_overlap, bench_sweep, info, trace
+from pg_sdma.cli import bench_overlap, bench_rivals, bench_sweep, info, trace
 from pg_sdma.settings import read_settings
 
 
@@ -21,6 +21,7 @@ def parser() -> argparse.ArgumentParser:
     operations = bench.add_subparsers(metavar="WHAT", required=True)
     bench_sweep.add(operations)
     bench_overlap.add(operations)
+    bench_rivals.add(operations)
     return top
 
 

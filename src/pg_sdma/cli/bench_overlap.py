@@ -10,7 +10,7 @@ import torch
 from pg_sdma.bench import beside
 from pg_sdma.bench.launch import UsageError, run_ranks
 from pg_sdma.bench.layers import MODELS
-from pg_sdma.cli.common import add_common, at_least, comma_list, size
+from pg_sdma.cli.common import add_backends, add_ranks, at_least, comma_list, size
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -21,7 +21,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "sharded as ZeRO-3 shards it. Needs two GPUs or more.",
     )
     parser.set_defaults(command=command, device="cuda")
-    add_common(parser)
+    add_ranks(parser)
+    add_backends(parser)
     parser.add_argument(
         "--sizes",
         type=comma_list(size),

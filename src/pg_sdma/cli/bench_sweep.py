@@ -6,13 +6,10 @@ import argparse
 from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-
 from pg_sdma.bench import all_gather, reduce_scatter, sweep
-from pg_sdma.bench.buffers import DTYPES
 from pg_sdma.bench.launch import Body, UsageError, run_ranks
 from pg_sdma.bench.operation import Operation
-from pg_sdma.cli.common import add_common, at_least, size
+from pg_sdma.cli.common import add_backends, add_device, add_ranks, add_sizes, at_least
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -28,23 +25,10 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         f"that of the {operation.whole} on one rank.",
     )
     parser.set_defaults(command=command, body=body)
-    parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default=default_device(), help="(%(default)s)"
-    )
-    add_common(parser)
-    parser.add_argument(
-        "-b", "--begin", type=size, default="1K", help="smallest size in bytes (%(default)s)"
-    )
-    parser.add_argument(
-        "-e", "--end", type=size, default="64M", help="largest size in bytes (%(default)s)"
-    )
-    parser.add_argument(
-        "-f", "--factor", type=at_least(2), default=4, help="from size to size (%(default)s)"
-    )
-    parser.add_argument(
-        "-n", type=at_least(1), default=20, help="calls that are timed (%(default)s)"
-    )
-    parser.add_argument("-w", type=at_least(1), default=5, help="calls before them (%(default)s)")
+    add_device(parser)
+    add_ranks(parser)
+    add_backends(parser)
+    add_sizes(parser, begin="1K", end="64M")
     parser.add_argument(
         "-c",
         "--check",
@@ -52,9 +36,6 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         choices=(0, 1),
         default=1,
         help="count wrong elements after each size, or do not (%(default)s)",
-    )
-    parser.add_argument(
-        "-d", "--dtype", choices=DTYPES, default="float", help="of the elements (%(default)s)"
     )
     places = parser.add_mutually_exclusive_group()
     for place, name in (("in", "--in-place"), ("out", "--out-of-place")):
@@ -80,10 +61,6 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         help="equal groups that call at the same time (%(default)s)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the curves here")
-
-
-def default_device() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def command(options: argparse.Namespace) -> int:

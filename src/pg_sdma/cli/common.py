@@ -7,6 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import torch
+
+from pg_sdma.bench.buffers import DTYPES
+from pg_sdma.bench.field import CONTENDERS
 from pg_sdma.bench.table import parse_size
 
 T = TypeVar("T")
@@ -36,13 +40,24 @@ def comma_list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
     return lambda text: [item(part) for part in text.split(",")]
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
-    """--ranks, --backend, --vs and --json."""
+def add_ranks(parser: argparse.ArgumentParser) -> None:
+    """--ranks and --json."""
     parser.add_argument(
         "--ranks",
         type=at_least(2),
         help="processes to start; without it one a GPU, two on CPU. Not under torchrun",
     )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """--device."""
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=default, help="(%(default)s)")
+
+
+def add_backends(parser: argparse.ArgumentParser) -> None:
+    """--backend and --vs."""
     parser.add_argument(
         "--backend",
         default="sdma",
@@ -54,4 +69,40 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         metavar="BACKEND",
         help="what it is compared with, or 'none'; inner with inner shows the noise (%(default)s)",
     )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
+
+
+def add_contenders(parser: argparse.ArgumentParser) -> None:
+    """--contenders."""
+    parser.add_argument(
+        "--contenders",
+        type=comma_list(_contender),
+        default=",".join(CONTENDERS),
+        help="who takes part: sdma; inner, the backend that it wraps; NCCL's zero-CTA policy; "
+        "torch's _low_contention_all_gather; a plain copy from the next GPU (%(default)s)",
+    )
+
+
+def _contender(text: str) -> str:
+    if text not in CONTENDERS:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(CONTENDERS)}")
+    return text
+
+
+def add_sizes(parser: argparse.ArgumentParser, begin: str, end: str) -> None:
+    """-b, -e, -f, -n, -w and -d, as nccl-tests has them."""
+    parser.add_argument(
+        "-b", "--begin", type=size, default=begin, help="smallest size in bytes (%(default)s)"
+    )
+    parser.add_argument(
+        "-e", "--end", type=size, default=end, help="largest size in bytes (%(default)s)"
+    )
+    parser.add_argument(
+        "-f", "--factor", type=at_least(2), default=4, help="from size to size (%(default)s)"
+    )
+    parser.add_argument(
+        "-n", type=at_least(1), default=20, help="calls that are timed (%(default)s)"
+    )
+    parser.add_argument("-w", type=at_least(1), default=5, help="calls before them (%(default)s)")
+    parser.add_argument(
+        "-d", "--dtype", choices=DTYPES, default="float", help="of the elements (%(default)s)"
+    )
