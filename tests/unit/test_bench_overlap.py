@@ -15,7 +15,7 @@ from pg_sdma.bench.plot import crossover, draw
 from pg_sdma.bench.trace import activities, lines
 
 OVERLAP = Overlap(
-    backend="sdma",
+    contender="sdma",
     size=2**26,
     gathers=4,
     gemms=6,

@@ -7,8 +7,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from pg_sdma.bench import symmetric
-from pg_sdma.bench.contenders import Contender, Room, SetUp, over_group, peer_copy
+from pg_sdma.bench.buffers import Case
+from pg_sdma.bench.contenders import (
+    Contender,
+    Gathers,
+    Room,
+    SetUp,
+    count_wrong,
+    over_group,
+    peer_copy,
+)
 from pg_sdma.bench.launch import World
 from pg_sdma.settings import read_settings
 
@@ -50,6 +61,35 @@ def field(world: World, stages_by_name: Mapping[str, SetUp]) -> Field:
         else:
             contenders.append(contender)
     return Field(contenders, absent)
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A contender's gathers of one case, checked."""
+
+    gathers: Gathers
+    wrong: int | None  # elements over all ranks; None: it moves other bytes
+
+
+def ready(world: World, contender: Contender, case: Case, wanted: int) -> tuple[Ready | None, str]:
+    """Prepares and checks on all ranks, or None and why that fails on any."""
+    gathers, why = agreed(world, lambda: contender.prepare(case, wanted))
+    if gathers is None:
+        return None, why
+    counted, why = agreed(world, lambda: (count_wrong(case, gathers),))
+    if counted is None:
+        return None, why
+    wrong = counted[0]
+    return Ready(gathers, None if wrong is None else world.total(wrong)), ""
+
+
+def close(world: World, contenders: Sequence[Contender]) -> None:
+    """Lets the contenders give back what is theirs; all ranks come here."""
+    if world.device.type == "cuda":
+        torch.cuda.synchronize(world.device)
+    world.barrier()
+    for contender in contenders:
+        contender.close()
 
 
 def set_up(world: World, stages: SetUp) -> tuple[Contender | None, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -156,6 +157,16 @@ def device_intervals(
     if marks is None:
         return None
     return [a.elapsed_time(b) * 1e-3 for a, b in pairwise(marks)]
+
+
+def own_stream(world: World) -> AbstractContextManager[object]:
+    """A context in which the current stream is not the default one; on CPU nothing.
+
+    The default stream does not take NCCL's copies in batches.
+    """
+    if world.device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.Stream(world.device))
 
 
 def _in_turn(calls: Sequence[Call], turn: int) -> list[int]:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from pg_sdma.bench.all_gather import gather
-from pg_sdma.bench.buffers import Arena, Case, make_buffers
+from pg_sdma.bench.buffers import Case
+from pg_sdma.bench.contenders import Contender
+from pg_sdma.bench.field import agreed
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Call, Gate, behind_gate
 
@@ -44,9 +45,9 @@ def inside(ends: Sequence[float], window_end: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """One backend at one size. Seconds; each the mean over the ranks, then the median of rounds."""
+    """One contender at one size. Seconds; the mean over the ranks, then the median of rounds."""
 
-    backend: str
+    contender: str
     size: int  # bytes of one all-gather's output
     gathers: int  # back to back in one round
     gemms: int
@@ -73,11 +74,13 @@ class Overlap:
 
 
 HEADING = (
-    "#   size (B)  backend  gather alone  beside (us)  GEMM alone  beside (ms)  slower"
+    "#   size (B)       contender  gather alone  beside (us)  GEMM alone  beside (ms)  slower"
     "    both (ms)  hidden  wall (ms)"
 )
 MEANING = """\
-# gather: one all-gather, in place, bf16; size is its output. GEMM: one product of {n}^3, bf16
+# gather: one all-gather, in place, bf16 (low-contention: out of place); size is its output
+# peer copy: as many bytes from the next GPU, no handshake: the least that a gather does to GEMMs
+# GEMM: one product of {n}^3, bf16
 # alone and beside: on the device behind a held stream, so the host's cost is left out
 # both: chain and gathers side by side, to the later end; wall: the same with the host's cost
 # hidden: (chain alone + gathers alone - both) / gathers alone
@@ -86,7 +89,7 @@ MEANING = """\
 
 def line(row: Overlap) -> str:
     return (
-        f"{row.size:>12}{row.backend:>9}{row.gather_alone * 1e6:>14.1f}"
+        f"{row.size:>12}{row.contender:>16}{row.gather_alone * 1e6:>14.1f}"
         f"{row.gather_beside * 1e6:>13.1f}{row.gemm_alone * 1e3:>12.3f}"
         f"{row.gemm_beside * 1e3:>13.3f}{row.gemm_slowdown:>8.1%}{row.both * 1e3:>13.3f}"
         f"{row.hidden:>8.1%}{row.wall * 1e3:>11.3f}"
@@ -160,43 +163,57 @@ class SideBySide:
         return time.perf_counter() - began
 
 
-def gather_calls(
-    size: int, groups: Sequence[dist.ProcessGroup], world: World, buffers: int
-) -> list[Call]:
-    """For each group a call that gathers about `size` bytes of bf16 in place, buffers in turn."""
-    dtype = torch.bfloat16
+def case_for(world: World, contender: Contender, numel: int) -> Case:
+    """Gathers of at least `numel` elements of bf16: in place, if the contender has that."""
     ranks = tuple(range(world.size))
-    case = Case(dtype, size // (world.size * dtype.itemsize), 1, True, ranks, world.rank)
-    arena = Arena((case.size + 512) * buffers, world.device)
-    made = make_buffers(case, arena, arena, buffers)
+    in_place = "in" in contender.places
+    return Case(torch.bfloat16, -(-numel // world.size), 1, in_place, ranks, world.rank)
 
-    def call(group: dist.ProcessGroup) -> Call:
-        return lambda i: gather(made[i % len(made)], group)
 
-    return [call(group) for group in groups]
+def lasting(
+    side: SideBySide, world: World, calls: Mapping[str, Call], gathers: int
+) -> tuple[dict[str, float], dict[str, str]]:
+    """Seconds of a round of each contender alone, and why of those that cannot be measured."""
+    found: dict[str, float] = {}
+    failed: dict[str, str] = {}
+    for name, call in calls.items():
+        seconds, why = agreed(world, partial(_alone, side, call, gathers))
+        if seconds is None:
+            failed[name] = why
+        else:
+            found[name] = world.largest(seconds)
+    return found, failed
+
+
+def _alone(side: SideBySide, call: Call, gathers: int) -> float:
+    side.wall(call, 2, 2)  # a group's first call sets it up, for seconds maybe
+    return side.timeline(call, gathers, 0).end
 
 
 def measure(
     side: SideBySide,
-    calls: Sequence[Call],
-    names: Sequence[str],
+    calls: Mapping[str, Call],
     size: int,
     world: World,
     gathers: int,
     rounds: int,
-) -> list[Overlap]:
-    """One row a backend. The chain's length follows from the slowest backend, for all alike."""
-    for call in calls:
-        side.wall(call, 2, 2)  # a group's first call sets it up, for seconds maybe
-    slowest = max(world.largest(side.timeline(call, gathers, 0).end) for call in calls)
-    product = world.largest(median(inside(side.timeline(calls[0], 0, 4).gemms, math.inf)))
-    gemms = max(2, math.ceil(CHAIN_PER_GATHERS * slowest / product))
+) -> tuple[list[Overlap], dict[str, str]]:
+    """One row a contender, and why of those that cannot be measured.
 
-    samples: list[dict[str, list[float]]] = [{} for _ in calls]
+    The chain's length follows from the slowest contender, for all alike.
+    """
+    alone_seconds, failed = lasting(side, world, calls, gathers)
+    if not alone_seconds:
+        return [], failed
+    names = list(alone_seconds)
+    chain_alone = side.timeline(calls[names[0]], 0, 4).gemms
+    product = world.largest(median(inside(chain_alone, math.inf)))
+    gemms = max(2, math.ceil(CHAIN_PER_GATHERS * max(alone_seconds.values()) / product))
+
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in names}
     for turn in range(rounds):
-        order = list(range(len(calls)))
-        for kind in order if turn % 2 == 0 else order[::-1]:
-            call = calls[kind]
+        for name in names if turn % 2 == 0 else names[::-1]:
+            call = calls[name]
             chain = side.timeline(call, 0, gemms)
             alone = side.timeline(call, gathers, 0)
             both = side.timeline(call, gathers, gemms)
@@ -210,11 +227,12 @@ def measure(
                 ("gather_beside", median(_or_first(both.gathers, both.gemms[-1]))),
                 ("wall", side.wall(call, gathers, gemms)),
             ):
-                samples[kind].setdefault(key, []).append(value)
-    return [
+                samples[name].setdefault(key, []).append(value)
+    rows = [
         Overlap(name, size, gathers, gemms, **{k: world.median_of_means(v) for k, v in s.items()})
-        for name, s in zip(names, samples, strict=True)
+        for name, s in samples.items()
     ]
+    return rows, failed
 
 
 def _or_first(ends: Sequence[float], window_end: float) -> list[float]:

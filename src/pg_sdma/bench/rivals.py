@@ -6,21 +6,16 @@ import json
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
 
 from pg_sdma.bench import sweep, trace
 from pg_sdma.bench.buffers import DTYPES, Case
-from pg_sdma.bench.contenders import Contender, Gathers, count_wrong, room_for
-from pg_sdma.bench.field import Field, agreed, set_ups
+from pg_sdma.bench.contenders import Gathers, room_for
+from pg_sdma.bench.field import Field, close, ready, set_ups
 from pg_sdma.bench.field import field as field_of
 from pg_sdma.bench.launch import World
-from pg_sdma.bench.measure import Gate, Times, time_calls
+from pg_sdma.bench.measure import Call, Gate, Times, own_stream, time_calls
 from pg_sdma.bench.progress import progress
 from pg_sdma.bench.routes import route_since
 from pg_sdma.stats import stats
@@ -76,7 +71,7 @@ def run(world: World, options: Namespace) -> None:
             write(world, options, result | {"device_activities": [asdict(a) for a in activities]})
             if world.rank == 0:
                 print("\n".join(on_device(activities, bench.names)), flush=True)
-        bench.close()
+        close(world, found.contenders)
     if any(count for row in rows for count in row.wrong.values()):
         raise SystemExit(1)
 
@@ -103,13 +98,6 @@ def write(world: World, options: Namespace, result: dict[str, object]) -> None:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
-def own_stream(world: World) -> Any:
-    """A context in which the current stream is not the default one; on CPU nothing."""
-    if world.device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.Stream(world.device))
-
-
 class Bench:
     """The contenders, and what all rows share."""
 
@@ -128,30 +116,27 @@ class Bench:
         case = self._case(size, place)
         failed: dict[str, str] = {}
         wrong: dict[str, int | None] = {}
-        ready: dict[str, Gathers] = {}
+        calls: dict[str, Call] = {}
         for contender in self._contenders:
             if place not in contender.places:
                 continue
-            gathers, why = self._prepare(contender, case)
-            if gathers is None:
+            made, why = ready(self.world, contender, case, 2 * self._options.n)
+            if made is None:
                 failed[contender.name] = why
-                continue
-            count, why = agreed(self.world, partial(_checked, case, gathers))
-            if count is None:
-                failed[contender.name] = why
-                continue
-            ready[contender.name] = gathers
-            wrong[contender.name] = None if count < 0 else self.world.total(count)
+            else:
+                calls[contender.name] = made.gathers.call
+                wrong[contender.name] = made.wrong
         first = self._contenders[0].group
         before = stats(first) if first is not None else {}
-        calls = [gathers.call for gathers in ready.values()]
-        times = time_calls(calls, self.world, self._options.n, self._options.w, self._gate)
+        times = time_calls(
+            list(calls.values()), self.world, self._options.n, self._options.w, self._gate
+        )
         route = route_since(before, stats(first)) if first is not None else "-"
         return Row(
             case.size,
             case.count,
             place,
-            dict(zip(ready, times, strict=True)),
+            dict(zip(calls, times, strict=True)),
             wrong,
             route,
             failed,
@@ -164,36 +149,14 @@ class Bench:
             case = self._case(row.size, row.place)
             for contender in self._contenders:
                 if contender.name in row.times:
-                    gathers, _ = self._prepare(contender, case, 1)
-                    if gathers is not None:
-                        phases[phase(contender.name, row)] = _first(gathers)
+                    phases[phase(contender.name, row)] = _first(contender.prepare(case, 1))
         with tempfile.TemporaryDirectory() as folder:
             return trace.record(self.world, phases, path or Path(folder) / "trace.json")
-
-    def close(self) -> None:
-        """Lets the contenders give back what is theirs; all ranks come here."""
-        if self.world.device.type == "cuda":
-            torch.cuda.synchronize(self.world.device)
-        self.world.barrier()
-        for contender in self._contenders:
-            contender.close()
 
     def _case(self, size: int, place: str) -> Case:
         world, dtype = self.world, DTYPES[self._options.dtype]
         count = size // (world.size * dtype.itemsize)
         return Case(dtype, count, 1, place == "in", tuple(range(world.size)), world.rank)
-
-    def _prepare(
-        self, contender: Contender, case: Case, wanted: int | None = None
-    ) -> tuple[Gathers | None, str]:
-        buffers = 2 * self._options.n if wanted is None else wanted
-        return agreed(self.world, lambda: contender.prepare(case, buffers))
-
-
-def _checked(case: Case, gathers: Gathers) -> int:
-    """The elements that are wrong; -1 where that cannot be said."""
-    wrong = count_wrong(case, gathers)
-    return -1 if wrong is None else wrong
 
 
 def _first(gathers: Gathers) -> Callable[[], object]:

@@ -10,7 +10,7 @@ import torch
 from pg_sdma.bench import beside
 from pg_sdma.bench.launch import UsageError, run_ranks
 from pg_sdma.bench.layers import MODELS
-from pg_sdma.cli.common import add_backends, add_ranks, at_least, comma_list, size
+from pg_sdma.cli.common import add_contenders, add_ranks, at_least, comma_list, size
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -22,7 +22,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.set_defaults(command=command, device="cuda")
     add_ranks(parser)
-    add_backends(parser)
+    add_contenders(parser)
     parser.add_argument(
         "--sizes",
         type=comma_list(size),
@@ -39,7 +39,7 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--models",
         type=_models,
-        default="gpt-7b,llama-70b",
+        default="gpt-7b,gpt-70b",
         help=f"of {', '.join(MODELS)}, or none (%(default)s)",
     )
     parser.add_argument(
