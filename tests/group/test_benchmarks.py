@@ -47,3 +47,18 @@ def test_fsdp2_steps_over_each_contestant(tmp_path: Path) -> None:
         }
     rows = [line for line in printed.splitlines() if line.startswith("| 0 |")]
     assert len(rows) == 2
+
+
+def test_a_rank_whose_peer_is_killed_ends_and_names_it() -> None:
+    options = ("--device", "cpu", "--bytes", "4M", "--repetitions", "1")
+    process = subprocess.run(
+        (sys.executable, str(BENCHMARKS / "gpu" / "kill.py"), *options, "--bound", "60"),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "1 of 1 times rank 0 ended by itself" in process.stdout
+    (row,) = [line for line in process.stdout.splitlines() if line.startswith("| 0 |")]
+    assert "exit code 1" in row and "DistBackendError: rank 0: " in row
