@@ -159,3 +159,9 @@ def test_kernels_are_told_from_copies_and_counted_by_call() -> None:
     assert "  nccl: kernel ncclDevKernel_AllGather, in 1 calls" in said
     assert "  nccl: no kernel at any size" not in said
     assert on_device([], ["sdma"]) == []
+
+
+def test_the_environment_told_is_what_contenders_read() -> None:
+    environ = {"NCCL_NVLS_ENABLE": "0", "HOME": "/", "PG_SDMA_MIN_BYTES": "1", "NCCL": "x"}
+    found = rivals.related_environment(environ)
+    assert found == {"NCCL_NVLS_ENABLE": "0", "PG_SDMA_MIN_BYTES": "1"}

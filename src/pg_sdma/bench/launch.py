@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -79,6 +80,7 @@ class World:
             "device": self.device.type,
             "device_name": self.device_name,
             "torch": torch.__version__,
+            "python": platform.python_version(),
             "ranks": self.size,
         }
         if self.device.type == "cuda":

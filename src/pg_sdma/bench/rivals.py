@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
@@ -51,6 +52,7 @@ def run(world: World, options: Namespace) -> None:
     with own_stream(world):
         found = field_of(world, set_ups(options.contenders, world, room))
         facts = world.facts() | {
+            "environment": related_environment(os.environ),
             "operation": "all_gather",
             "contenders": [contender.name for contender in found.contenders],
             "absent": dict(found.absent),
@@ -74,6 +76,15 @@ def run(world: World, options: Namespace) -> None:
         close(world, found.contenders)
     if any(count for row in rows for count in row.wrong.values()):
         raise SystemExit(1)
+
+
+def related_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are set and decide how a contender gathers."""
+    return {
+        name: value
+        for name, value in sorted(environ.items())
+        if name.startswith(("PG_SDMA", "NCCL_", "TORCH_NCCL_", "TORCH_SYMM", "NVSHMEM_", "CUDA_"))
+    }
 
 
 def measured(bench: Bench, sizes: Sequence[int]) -> list[Row]:
