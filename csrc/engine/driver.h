@@ -130,6 +130,9 @@ enum AccessFlags : int { kReadWrite = 3 };
   X(record_event, cuEventRecord, Event event, Stream stream)                                    \
   X(query_event, cuEventQuery, Event event)                                                     \
   X(copy, cuMemcpyAsync, Address destination, Address source, size_t bytes, Stream stream)      \
+  X(launch_kernel, cuLaunchKernel, void* function, unsigned blocks_x, unsigned blocks_y,        \
+    unsigned blocks_z, unsigned threads_x, unsigned threads_y, unsigned threads_z,              \
+    unsigned shared_bytes, Stream stream, void** arguments, void** extra)                       \
   X(register_host, cuMemHostRegister_v2, void* data, size_t bytes, unsigned flags)              \
   X(unregister_host, cuMemHostUnregister, void* data)                                           \
   X(host_device_address, cuMemHostGetDevicePointer_v2, Address* address, void* data,            \

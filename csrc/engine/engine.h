@@ -44,15 +44,32 @@ struct Mapping {
   uint64_t bytes = 0;
 };
 
-// One step of a program. Steps run in order.
+// A launch of a device kernel, on one row of thread blocks.
+struct Launch {
+  void* function = nullptr;  // the driver's handle
+  unsigned blocks = 0;
+  unsigned threads = 0;  // a block
+  unsigned shared_bytes = 0;
+  // Each of 8 bytes. What the kernel does not take is not looked at.
+  std::array<uint64_t, 8> arguments{};
+};
+
+// One step of a program. Steps run in order, but for launches: they run beside the other steps, in
+// order among themselves, each behind the last kFork before it. Only stream-ordered engines have
+// them.
 struct Step {
-  enum class Kind : uint8_t { kWait, kWrite, kCopy } kind;
+  enum class Kind : uint8_t { kWait, kWrite, kCopy, kFork, kLaunch, kMark, kJoin } kind;
   Counter* counter = nullptr;  // kWait: until *counter >= value; kWrite: *counter = value
+  // kMark: mark number `value`, of kMarks, is set behind the launches so far; kJoin: steps wait for
+  // the launches before that mark.
   uint64_t value = 0;
   void* destination = nullptr;  // kCopy
   uint64_t space = 0;           // address space of `source`, 0 for this process
   uintptr_t source = 0;
   size_t bytes = 0;
+  const Launch* launch = nullptr;  // kLaunch: it lives until the program has been enqueued
+
+  static constexpr size_t kMarks = 2;
 
   static Step wait(Counter& counter, uint64_t value) {
     return {Kind::kWait, &counter, value, nullptr, 0, 0, 0};
@@ -63,6 +80,14 @@ struct Step {
   static Step copy(void* destination, uint64_t space, uintptr_t source, size_t bytes) {
     return {Kind::kCopy, nullptr, 0, destination, space, source, bytes};
   }
+  static Step fork() { return {Kind::kFork}; }
+  static Step start(const Launch& launch) {
+    Step step{Kind::kLaunch};
+    step.launch = &launch;
+    return step;
+  }
+  static Step mark(uint64_t number) { return {Kind::kMark, nullptr, number}; }
+  static Step join(uint64_t number) { return {Kind::kJoin, nullptr, number}; }
 };
 using Program = std::vector<Step>;
 

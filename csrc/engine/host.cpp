@@ -135,6 +135,8 @@ class HostQueue final : public Queue {
             copy_peers(&step, program.data() + next);
           }
           break;
+        default:
+          throw std::logic_error("launches are for engines that have streams");
       }
       i = next;
     }

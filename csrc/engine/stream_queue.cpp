@@ -115,6 +115,7 @@ StreamQueue::~StreamQueue() {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
   library.destroy_stream(stream_);
+  if (side_ != nullptr) library.destroy_stream(side_);
   library.unregister_host(page_);
 }
 
@@ -146,16 +147,56 @@ void StreamQueue::run(const Program& program, Waiter&) {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
   for (const Step& step : program) {
-    if (step.kind == Step::Kind::kCopy) {
-      flush();
-      note_copy(step);
-    } else {
-      flush_copies();
-      note(step);
+    switch (step.kind) {
+      case Step::Kind::kCopy:
+        flush();
+        note_copy(step);
+        break;
+      case Step::Kind::kWait:
+      case Step::Kind::kWrite:
+        flush_copies();
+        note(step);
+        break;
+      default:
+        flush();
+        flush_copies();
+        enqueue_on_side(step);
     }
   }
   flush();
   flush_copies();
+}
+
+void StreamQueue::make_side() {
+  const driver::Library& library = *device_->library;
+  int least = 0;
+  int greatest = 0;
+  device_->must(library.priority_range, &least, &greatest);
+  device_->must(library.create_stream, &side_, driver::kNonBlocking, greatest);
+}
+
+// Every wait is for something enqueued before it: all of it may share one hardware queue.
+void StreamQueue::enqueue_on_side(const Step& step) {
+  const driver::Library& library = *device_->library;
+  if (side_ == nullptr) make_side();
+  switch (step.kind) {
+    case Step::Kind::kFork:
+      device_->must(library.wait_event, side_, events_->record(stream_).get(), 0);
+      break;
+    case Step::Kind::kMark:
+      marks_.at(step.value) = events_->record(side_);
+      break;
+    case Step::Kind::kJoin:
+      device_->must(library.wait_event, stream_, marks_.at(step.value).get(), 0);
+      break;
+    default: {
+      Launch launch = *step.launch;
+      std::array<void*, std::tuple_size_v<decltype(launch.arguments)>> arguments;
+      for (size_t i = 0; i < arguments.size(); ++i) arguments[i] = &launch.arguments[i];
+      device_->must(library.launch_kernel, launch.function, launch.blocks, 1, 1, launch.threads, 1,
+                    1, launch.shared_bytes, side_, arguments.data(), nullptr);
+    }
+  }
 }
 
 void StreamQueue::caller_follows() { mark()->caller_follows(); }

@@ -1,7 +1,8 @@
 // A queue on a stream of its own. Waits and writes are the driver's stream memory operations on the
-// control page, copies its asynchronous copies.
+// control page, copies its asynchronous copies. Launches go to a second stream, made at the first.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <memory>
 #include <vector>
@@ -29,6 +30,8 @@ class StreamQueue final : public Queue {
  private:
   void note(const Step& step);
   void note_copy(const Step& step);
+  void make_side();
+  void enqueue_on_side(const Step& step);
   void flush();
   void flush_copies();
   bool drained();
@@ -39,6 +42,8 @@ class StreamQueue final : public Queue {
   size_t bytes_;
   driver::Address page_on_device_ = 0;
   driver::Stream stream_ = nullptr;
+  driver::Stream side_ = nullptr;  // of launches
+  std::array<std::shared_ptr<void>, Step::kMarks> marks_;
   // Noted, and not yet enqueued: there is never some of both.
   std::vector<driver::MemoryOperation> operations_;
   std::vector<driver::Address> destinations_;

@@ -254,8 +254,9 @@ Decision DirectPull::agree(const Call& call) {
   if (!call.invalid.empty()) throw BadCall(call.invalid);
   if (verdict.outcome == Outcome::kLate) return {false, "late", "late"};
   const bool here = own_.summary.state == CallState::kUnshareable;
-  return {false, why_not.empty() ? "memory that cannot be shared" : why_not,
-          here ? std::string(own_.why) : why_not};
+  const char* otherwise = call.reduces() ? "memory that cannot be shared, or no kernel"
+                                         : "memory that cannot be shared";
+  return {false, why_not.empty() ? otherwise : why_not, here ? std::string(own_.why) : why_not};
 }
 
 void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
@@ -302,6 +303,7 @@ CallRecord DirectPull::describe(const Call& call) {
   for (const uint64_t bytes : shards) fingerprint.add(bytes);
   record.summary.signature = fingerprint.value();
   try {
+    if (!call.unable.empty()) throw CannotShare(call.unable);
     for (size_t t = 0; t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;
       record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes);

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -42,6 +43,7 @@ class DirectPull final : public Transport {
   Decision agree(const Call& call) override;
   void carry(const Call& call) override;
   void reduce(const Call& call, Reducer& reducer) override;
+  void reduce(const Call& call, StreamReducer& reducer) override;
   Queue& queue() override { return *queue_; }
   void abort(const std::string& why) override;
 
@@ -82,6 +84,7 @@ class DirectPull final : public Transport {
     size_t at = 0;
   };
   static std::vector<std::vector<Landing>> landings(const Call& call, size_t room);
+  void write_program(const Call& call, StreamReducer& reducer);
   void land_from(int peer, const Call& call, const std::vector<Landing>& parts, void* to);
   // Runs `body`, part of a direct operation: whatever it throws breaks the group.
   void guarded(const Call& call, const std::function<void()>& body);
@@ -116,6 +119,7 @@ class DirectPull final : public Transport {
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
   Program program_;
+  std::deque<Launch> launches_;  // of program_
 };
 
 }  // namespace pg_sdma

@@ -1,4 +1,5 @@
-// The reduce-scatter half of DirectPull: slices land piece by piece and are summed as they come.
+// The reduce-scatter half of DirectPull: slices land piece by piece and are summed as they come, on
+// the calling thread or, where the engine is stream-ordered, by kernels beside the next copies.
 #include <algorithm>
 #include <stdexcept>
 
@@ -6,6 +7,8 @@
 #include "transport/direct_pull.h"
 
 namespace pg_sdma {
+
+static_assert(StreamReducer::kLandings <= Step::kMarks);
 
 void DirectPull::reduce(const Call& call, Reducer& reducer) {
   if (engine_->stream_ordered()) {
@@ -43,6 +46,56 @@ void DirectPull::reduce(const Call& call, Reducer& reducer) {
     check_fault();
     sharing_.settle(number_, /*direct=*/true);
   });
+}
+
+void DirectPull::reduce(const Call& call, StreamReducer& reducer) {
+  inject::at("carry");
+  carrying_ = true;
+  const std::unique_ptr<Waiter> waiting = waiter(call);
+  guarded(call, [&] {
+    write_program(call, reducer);
+    if (watchdog_) {
+      watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout,
+                       "input");
+    }
+    queue_->run(program_, *waiting);
+    sharing_.settle(number_, /*direct=*/true);
+  });
+}
+
+void DirectPull::write_program(const Call& call, StreamReducer& reducer) {
+  const int rank = options_.rank;
+  const int world = options_.world;
+  const std::vector<std::vector<Landing>> pieces = landings(call, reducer.room());
+  program_.clear();
+  launches_.clear();
+  program_.push_back(Step::write(page_.ready(rank), number_));
+  for (size_t n = 0; n < pieces.size(); ++n) {
+    const int which = static_cast<int>(n % StreamReducer::kLandings);
+    // What landed here before has to be summed first.
+    if (n >= StreamReducer::kLandings) program_.push_back(Step::join(which));
+    for (int i = 1; i < world; ++i) {
+      const int peer = (rank + i) % world;
+      if (n == 0) program_.push_back(Step::wait(page_.ready(peer), number_));
+      land_from(peer, call, pieces[n], reducer.landing(which, peer));
+    }
+    program_.push_back(Step::fork());
+    // The peers need not wait for this rank's last sum: their slices have been read.
+    if (n + 1 == pieces.size()) program_.push_back(Step::write(page_.done(rank), number_));
+    for (const Landing& part : pieces[n]) {
+      const Share& share = call.shares[part.share];
+      launches_.push_back(reducer.launch(share, part.offset, part.bytes, which, part.at));
+      program_.push_back(Step::start(launches_.back()));
+    }
+    program_.push_back(Step::mark(which));
+  }
+  if (pieces.empty()) program_.push_back(Step::write(page_.done(rank), number_));
+  for (int i = 1; i < world; ++i) {
+    program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
+  }
+  if (!pieces.empty()) {
+    program_.push_back(Step::join((pieces.size() - 1) % StreamReducer::kLandings));
+  }
 }
 
 std::vector<std::vector<DirectPull::Landing>> DirectPull::landings(const Call& call, size_t room) {

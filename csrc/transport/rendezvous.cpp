@@ -16,7 +16,7 @@
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "2";
+constexpr const char* kProtocol = "3";
 
 // A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
 // inner would enqueue and go on.
@@ -92,6 +92,15 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
     }
   }
   return std::nullopt;
+}
+
+// Why some rank cannot sum; empty when all can.
+std::string no_sums(const std::vector<std::string>& records) {
+  for (size_t rank = 0; rank < records.size(); ++rank) {
+    const std::string why = read_fields(records[rank]).at("no_sums");
+    if (!why.empty()) return why + " on rank " + std::to_string(rank);
+  }
+  return "";
 }
 
 bool off_everywhere(const std::vector<std::string>& records) {
@@ -196,6 +205,7 @@ void Rendezvous::join() {
                              {"enabled", options_.enabled ? "1" : "0"},
                              {"settings", one_line(options_.settings)},
                              {"host", host_identity()},
+                             {"no_sums", one_line(options_.no_sums)},
                              {"pid", std::to_string(getpid())}}));
 }
 
@@ -204,7 +214,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   timeout_ = timeout;
   const auto deadline = Clock::now() + timeout;
   const auto records = collect("join", deadline);
-  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records)};
+  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), ""};
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
   peers_ = std::make_unique<Peers>(pids);
@@ -233,7 +243,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   }
   post("engine", write_fields(answer));
   const auto engines = collect("engine", deadline);
-  if (const auto no = first_no(engines)) return {nullptr, *no, false};
+  if (const auto no = first_no(engines)) return {nullptr, *no, false, ""};
 
   // Step 2: every rank maps the page and can build the transport.
   std::vector<std::string> identities;
@@ -265,7 +275,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     answer = {{"no", one_line(error.what())}};
   }
   post("mapped", write_fields(answer));
-  if (const auto no = first_no(collect("mapped", deadline))) return {nullptr, *no, false};
+  if (const auto no = first_no(collect("mapped", deadline))) return {nullptr, *no, false, ""};
   transport->page().close_descriptor();
 
   // Step 3: bytes arrive.
@@ -296,11 +306,11 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
       fail("failed in its vote: " + broken->second, "tested");
     }
   }
-  if (const auto no = first_no(answers)) return {nullptr, *no, false};
+  if (const auto no = first_no(answers)) return {nullptr, *no, false, ""};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   transport->set_patience(options_.patience.value_or(
       engine->stream_ordered() ? kStreamPatience : std::chrono::microseconds(0)));
-  return {std::move(transport), "", false};
+  return {std::move(transport), "", false, no_sums(records)};
 }
 
 }  // namespace pg_sdma

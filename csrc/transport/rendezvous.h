@@ -42,6 +42,7 @@ class Rendezvous {
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;
+    std::string no_sums;  // why this rank cannot sum what a reduce-scatter brings; empty if it can
     std::function<void(const std::string&)> on_fault;  // DirectPull::Options
   };
 
@@ -49,6 +50,7 @@ class Rendezvous {
     std::unique_ptr<DirectPull> transport;  // null: the group uses the inner
     std::string reason;                     // why, the same on all ranks
     bool off_everywhere = false;            // because every rank asked for that
+    std::string no_sums;  // why reduce-scatters use the inner, the same on all ranks
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.

@@ -46,6 +46,7 @@ struct Call {
   // Where this is part of a longer call: bytes of a shard or slice of each tensor of all of it.
   std::vector<uint64_t> whole;
   std::string invalid;  // why the arguments are bad; empty when they are good
+  std::string unable;   // why this rank cannot carry the call; empty when it can
   std::chrono::milliseconds timeout{0};
 
   bool reduces() const { return !reduction.empty(); }
@@ -70,6 +71,20 @@ class Reducer {
   // reduced of a share at a time makes no difference to its result.
   virtual void reduce(const Share& share, size_t offset, size_t bytes,
                       const std::vector<const void*>& slices) = 0;
+};
+
+// Sums what has landed, with kernels on the device. There are two landings, so that one fills while
+// the other is summed. Used by one call at a time, and until that has ended on the device.
+class StreamReducer {
+ public:
+  static constexpr int kLandings = 2;
+
+  virtual ~StreamReducer() = default;
+  // As Reducer's, of one landing.
+  virtual size_t room() const = 0;
+  virtual void* landing(int which, int peer) = 0;
+  // What Reducer::reduce does, of peers' bytes that lie at `at` in the landing `which`.
+  virtual Launch launch(const Share& share, size_t offset, size_t bytes, int which, size_t at) = 0;
 };
 
 // Which way one operation goes, the same on all ranks.
@@ -106,6 +121,8 @@ class Transport {
 
   // The same for a reduce-scatter. Of an engine whose programs run on the calling thread.
   virtual void reduce(const Call& call, Reducer& reducer) = 0;
+  // The same where the engine is stream-ordered: enqueued on queue().
+  virtual void reduce(const Call& call, StreamReducer& reducer) = 0;
 
   virtual Queue& queue() = 0;
 

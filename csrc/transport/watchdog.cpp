@@ -31,10 +31,10 @@ Watchdog::~Watchdog() {
   thread_.join();
 }
 
-void Watchdog::watch(uint64_t number, std::string operation, uint64_t output_bytes,
-                     Clock::time_point deadline) {
+void Watchdog::watch(uint64_t number, std::string operation, uint64_t bytes,
+                     Clock::time_point deadline, const char* what) {
   std::lock_guard<std::mutex> lock(mutex_);
-  outstanding_.push_back({number, std::move(operation), output_bytes, Clock::now(), deadline});
+  outstanding_.push_back({number, std::move(operation), bytes, Clock::now(), deadline, what});
 }
 
 void Watchdog::serve() {
@@ -74,8 +74,8 @@ std::string Watchdog::trouble(const Operation& operation) const {
   if (what.empty()) return "";
   std::ostringstream text;
   text << "rank " << rank_ << ": " << operation.name << " (operation " << operation.number
-       << " of group " << group_ << ", " << operation.output_bytes
-       << " bytes of output) cannot complete: " << what << ". "
+       << " of group " << group_ << ", " << operation.bytes << " bytes of " << operation.what
+       << ") cannot complete: " << what << ". "
        << tell_progress(read_progress(page_, peers_, world_), operation.number,
                         /*stream_ordered=*/true, Clock::now() - operation.start);
   return text.str();

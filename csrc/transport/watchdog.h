@@ -23,17 +23,18 @@ class Watchdog {
            std::function<void(const std::string&)> end);
   ~Watchdog();
 
-  // Operation `number` has been enqueued. Numbers grow.
-  void watch(uint64_t number, std::string operation, uint64_t output_bytes,
-             Clock::time_point deadline);
+  // Operation `number` has been enqueued: `bytes` of `what` ("output", or "input"). Numbers grow.
+  void watch(uint64_t number, std::string operation, uint64_t bytes, Clock::time_point deadline,
+             const char* what = "output");
 
  private:
   struct Operation {
     uint64_t number;
     std::string name;
-    uint64_t output_bytes;
+    uint64_t bytes;
     Clock::time_point start;
     Clock::time_point deadline;
+    const char* what;
   };
 
   void serve();

@@ -449,6 +449,61 @@ def test_a_wait_keeps_what_an_event_recorded(driver: Driver, page: Page) -> None
     assert passes(driver, event)
 
 
+# -- launches
+
+STORE = b"""
+.version 7.0
+.target sm_70
+.address_size 64
+.visible .entry store(.param .u64 where, .param .u64 what)
+{
+    .reg .u64 %where, %what;
+    ld.param.u64 %where, [where];
+    ld.param.u64 %what, [what];
+    cvta.to.global.u64 %where, %where;
+    st.global.u64 [%where], %what;
+    ret;
+}
+"""
+
+
+@ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_void_p))
+def store(arguments: Any) -> None:
+    """The same for the stand-in, whose kernels are functions."""
+    where, what = (ctypes.c_uint64.from_address(arguments[i]).value for i in range(2))
+    ctypes.c_uint64.from_address(where).value = what
+
+
+def storing_kernel(driver: Driver) -> int:
+    if not hasattr(driver.library, "cuModuleLoadData"):
+        return ctypes.cast(store, ctypes.c_void_p).value or 0
+    module = driver.out(ctypes.c_void_p, "cuModuleLoadData", ..., STORE)
+    return driver.out(ctypes.c_void_p, "cuModuleGetFunction", ..., module, b"store")
+
+
+def test_a_launch_keeps_its_arguments(driver: Driver, page: Page) -> None:
+    """And runs in stream order; pointers behind those that it takes are not looked at."""
+    function, stream, event = storing_kernel(driver), driver.stream(), driver.event()
+    address = driver.alloc(8)
+    driver.put(address, bytes(8))
+    words = (ctypes.c_uint64 * 8)(address, 7)
+    places = [ctypes.addressof(words) + 8 * i for i in range(8)]
+    driver.operate(stream, wait(page.address(0), 1))
+    driver(
+        "cuLaunchKernel",
+        *(function, 1, 1, 1, 1, 1, 1, 0, stream),
+        (ctypes.c_void_p * 8)(*places),
+        None,
+    )
+    driver("cuEventRecord", event, stream)
+    words[1] = 8
+    assert not driver.passed(event)
+    page.counters[0] = 1
+    assert passes(driver, event)
+    assert driver.get(address, 8) == (7).to_bytes(8, "little")
+    driver.free(address)
+
+
 # -- captures
 
 

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <climits>
 #include <condition_variable>
@@ -21,18 +22,23 @@
 namespace standin {
 namespace {
 
+// As many as Launch of engine.h has.
+constexpr size_t kLaunchArguments = 8;
+
 // What an event recorded: a point of a stream.
 using Point = std::shared_ptr<std::atomic<bool>>;
 
 struct StreamState;
 struct Operation {
-  enum class Kind { kCopy, kWait, kWrite, kRecord, kAwait } kind;
+  enum class Kind { kCopy, kWait, kWrite, kRecord, kAwait, kLaunch } kind;
   StreamState* stream = nullptr;
   Address destination = 0;  // kCopy; of kWait and kWrite, the counter
   Address source = 0;
   size_t bytes = 0;
   uint64_t value = 0;
-  Point point{};  // kRecord, kAwait
+  Point point{};                       // kRecord, kAwait
+  void (*function)(void**) = nullptr;  // kLaunch
+  std::array<uint64_t, kLaunchArguments> arguments{};
 };
 
 struct HardwareQueue {
@@ -101,6 +107,13 @@ void execute(const Operation& operation) {
     case Operation::Kind::kAwait:
       operation.point->wait(false);
       break;
+    case Operation::Kind::kLaunch: {
+      auto words = operation.arguments;
+      std::array<void*, kLaunchArguments> arguments;
+      for (size_t i = 0; i < arguments.size(); ++i) arguments[i] = &words[i];
+      operation.function(arguments.data());
+      break;
+    }
   }
 }
 
@@ -182,6 +195,10 @@ bool in_use(Address address, size_t bytes) {
   for (HardwareQueue* queue : queues) {
     std::lock_guard<std::mutex> queue_lock(queue->mutex);
     for (const Operation& operation : queue->entries) {
+      // What a launch does with its arguments is not known: those that are addresses count.
+      for (const uint64_t word : operation.arguments) {
+        if (overlaps(address, bytes, word, 1)) return true;
+      }
       const bool copy = operation.kind == Operation::Kind::kCopy;
       const size_t size = copy ? operation.bytes : 8;
       if (overlaps(address, bytes, operation.destination, size)) return true;
@@ -346,6 +363,26 @@ int cuMemcpyBatchAsync(Address* destinations, Address* sources, size_t* sizes, s
     batch.push_back(operation);
   }
   return enqueue(stream, std::move(batch));
+}
+
+// "Kernels" are functions of this process, called once for a launch, with the driver's arguments of
+// which each has 8 bytes. The driver takes them over before it returns.
+int cuLaunchKernel(void* function, unsigned blocks_x, unsigned blocks_y, unsigned blocks_z,
+                   unsigned threads_x, unsigned threads_y, unsigned threads_z, unsigned,
+                   Stream stream, void** arguments, void** extra) {
+  if (const int code = enter(__func__, Needs::kContext)) return code;
+  const auto out_of_range = [](unsigned size, unsigned most) { return size == 0 || size > most; };
+  if (function == nullptr || arguments == nullptr || extra != nullptr ||
+      out_of_range(blocks_x, INT_MAX) || out_of_range(threads_x, 1024) || blocks_y != 1 ||
+      blocks_z != 1 || threads_y != 1 || threads_z != 1) {
+    return kInvalidValue;
+  }
+  Operation operation{Operation::Kind::kLaunch};
+  operation.function = reinterpret_cast<void (*)(void**)>(function);
+  for (size_t i = 0; i < operation.arguments.size(); ++i) {
+    std::memcpy(&operation.arguments[i], arguments[i], sizeof(uint64_t));
+  }
+  return enqueue(stream, {operation});
 }
 
 int cuMemcpyHtoD_v2(Address destination, const void* source, size_t bytes) {

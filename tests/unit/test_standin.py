@@ -109,6 +109,36 @@ def test_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
     assert set(re.findall(r"\d+ inner", output)) == {"0 inner"}, output
 
 
+REDUCTIONS = [(2, 0, 1024), (2, 1, 4096), (3, 0, 4096), (3, 1, 1024), (4, 0, 1 << 16), (4, 2, 1024)]
+
+
+@pytest.mark.parametrize(("ranks", "queues", "room"), REDUCTIONS)
+def test_reduce_scatters(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
+    """504 of them: sums are right to the bit and nothing hangs, also where streams share queues."""
+    output = reduce(tmp_path, ranks=ranks, queues=queues, room=room, seed=ranks + queues, cases=84)
+    assert set(re.findall(r"\d+ direct, \d+ inner", output)) == {"84 direct, 0 inner"}, output
+    assert min(int(n) for n in re.findall(r"(\d+) launches", output)) > 84
+
+
+def test_random_reduce_scatters_with_random_delays(tmp_path: Path) -> None:
+    env = {"STANDIN_DELAY_US": "300"}
+    reduce(tmp_path, ranks=3, queues=0, room=4096, seed=7, cases=20, **env)
+
+
+def test_random_reduce_scatters_of_late_ranks(tmp_path: Path) -> None:
+    env = {"STANDIN_DELAY_US": "100"}
+    output = reduce(
+        tmp_path, ranks=3, queues=0, room=4096, seed=8, cases=40, patience_us=5000, **env
+    )
+    assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("ranks", "queues", "room"), REDUCTIONS)
+def test_5000_random_reduce_scatters(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
+    reduce(tmp_path, ranks=ranks, queues=queues, room=room, seed=99 + ranks, cases=836)
+
+
 def test_random_gathers_in_batched_copies(tmp_path: Path) -> None:
     output = stress(tmp_path, ranks=3, queues=0, seed=4, batch=True)
     assert min(int(n) for n in re.findall(r"(\d+) batches", output)) > 0
@@ -189,6 +219,23 @@ def stress(
 ) -> str:
     numbers = [str(n) for n in (ranks, batches, queues, patience_us, int(batch), seed)]
     done = run([OUT / "stress", LIBRARY, folder, *numbers], **env)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def reduce(
+    folder: Path,
+    *,
+    ranks: int,
+    queues: int,
+    room: int,
+    seed: int,
+    cases: int,
+    patience_us: int = 60_000_000,
+    **env: str,
+) -> str:
+    numbers = [str(n) for n in (ranks, cases, queues, room, patience_us, seed)]
+    done = run([OUT / "reductions", LIBRARY, folder, *numbers], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
