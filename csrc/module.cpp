@@ -12,10 +12,12 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
 
@@ -39,6 +41,7 @@ Settings read_settings(const py::dict& dict) {
     settings.all_gathers = has("all_gather");
     settings.reduce_scatters = has("reduce_scatter");
   }
+  settings.no_device_sums = optional_of<std::string>(dict, "no_device_sums").value_or("");
   settings.landing_bytes =
       optional_of<uint64_t>(dict, "landing_bytes").value_or(settings.landing_bytes);
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
@@ -78,13 +81,29 @@ GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
   return c10::make_intrusive<SdmaBackend>(std::move(group), by_device);
 }
 
+// Asks Python for a kernel. Called without the GIL.
+std::optional<kernels::Kernel> compile_with(const py::function& compile, const kernels::Key& key) {
+  py::gil_scoped_acquire gil;
+  try {
+    const py::object found = compile(key.device, c10::toString(key.type), key.world, key.rank,
+                                     static_cast<int>(key.kind), key.aligned);
+    if (found.is_none()) return std::nullopt;
+    const auto [function, threads, shared_bytes, blocks, registers] =
+        found.cast<std::tuple<uintptr_t, unsigned, unsigned, unsigned, int>>();
+    return kernels::Kernel{reinterpret_cast<void*>(function), threads, shared_bytes, blocks};
+  } catch (const std::exception& error) {
+    // Without what belongs to Python, which must not be dropped without the GIL.
+    throw std::runtime_error(error.what());
+  }
+}
+
 // The static rule, for its test.
 std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
-                        bool capturing, const std::string& unsupported,
-                        const std::string& why_no_transport, uint64_t min_bytes,
-                        uint64_t min_mean_bytes) {
-  return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported},
-                        {why_no_transport, min_bytes, min_mean_bytes});
+                        bool capturing, const std::string& unsupported, bool sums,
+                        const std::string& why_no_transport, const std::string& why_no_sums,
+                        uint64_t min_bytes, uint64_t min_mean_bytes) {
+  return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported, sums},
+                        {why_no_transport, why_no_sums, min_bytes, min_mean_bytes});
 }
 
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
@@ -119,14 +138,23 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("log"));
 
+  module.def(
+      "set_kernels",
+      [](py::function compile) {
+        // Leaked on purpose, as above.
+        auto* kept = new py::function(std::move(compile));
+        kernels::set_compiler([kept](const kernels::Key& key) { return compile_with(*kept, key); });
+      },
+      py::arg("compile"));
+
   module.def("_flight_record", &flight_record::json, py::arg("rank"), py::arg("reason"),
              py::call_guard<py::gil_scoped_release>());
 
   module.def("_static_refusal", &static_rule, py::kw_only(), py::arg("output_bytes"),
              py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
-             py::arg("capturing") = false, py::arg("unsupported") = "",
-             py::arg("why_no_transport") = "", py::arg("min_bytes") = 0,
-             py::arg("min_mean_bytes") = 0);
+             py::arg("capturing") = false, py::arg("unsupported") = "", py::arg("sums") = false,
+             py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",
+             py::arg("min_bytes") = 0, py::arg("min_mean_bytes") = 0);
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

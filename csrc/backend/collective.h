@@ -41,6 +41,10 @@ class Collective : public std::enable_shared_from_this<Collective> {
   // The same call on the inner, as the user made it.
   virtual WorkPtr on_inner(c10d::Backend& inner) = 0;
 
+  // What takes long, or Python, and is to be done before a call holds up others. Does not throw:
+  // see call.unable.
+  virtual void get_ready() {}
+
   // Fills in what `call` says of the tensors, now that what was issued before has ended. What peers
   // cannot read or this rank cannot write as it lies goes through a stand-in. Does not throw: see
   // call.invalid.
@@ -56,7 +60,10 @@ class Collective : public std::enable_shared_from_this<Collective> {
   virtual void carry(Transport& transport, const Call& part) = 0;
   // Tensors [first, last) on the inner, where a part was called late.
   virtual std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last) = 0;
-  // Once all parts have ended: writes what is not yet where the user wanted it.
+  // An asynchronous call on a device is waited for: `stream`, on which the call's tensors may next
+  // be used, is ordered behind it.
+  virtual void followed_by(c10::Stream stream) {}
+  // On a CPU, once all parts have ended: writes what is not yet where the user wanted it.
   virtual void finish();
 
  protected:

@@ -40,14 +40,17 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   }
   options.allow_same_device = group.settings.allow_same_device;
   options.allow_pcie = group.settings.allow_pcie;
+  if (group.settings.reduce_scatters && device != c10::kCPU) {
+    options.no_sums = group.settings.no_device_sums;
+  }
   options.on_fault = std::move(on_fault);
   return options;
 }
 
 // What may go direct; empty when nothing may.
-std::string operations(const Settings& settings, c10::DeviceType device) {
+std::string operations(const Settings& settings, bool no_sums) {
   std::string names = settings.all_gathers ? "all-gathers" : "";
-  if (!settings.reduce_scatters || device != c10::kCPU) return names;
+  if (!settings.reduce_scatters || no_sums) return names;
   return names + (names.empty() ? "" : " and ") + "reduce-scatters";
 }
 
@@ -98,6 +101,7 @@ Lane::~Lane() {
 
 WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   check_fork();
+  if (group_->settings.enabled && may_go_direct_) collective->get_ready();
   std::lock_guard<std::timed_mutex> lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ",
                    collective->call.operation, ": group ", group_->name, " has been destroyed");
@@ -262,8 +266,10 @@ void Lane::vote() {
   live_ = true;
   off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
+  policy_.no_sums = result.no_sums;
+  may_go_direct_ = result.reason.empty();
   policy_.min_bytes = group_->settings.min_bytes.value_or(engine_ ? engine_->least_bytes() : 0);
-  const std::string which = operations(group_->settings, device_);
+  const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
     const std::string how = transport_ ? " read the peers' memory directly"
                                        : " use " + inner_->getBackendName() + ": " + result.reason;

@@ -29,6 +29,7 @@ struct Settings {
   bool all_gathers = true;       // go direct
   bool reduce_scatters = false;  // go direct
   uint64_t landing_bytes = uint64_t{64} << 20;
+  std::string no_device_sums;         // why reduce-scatters of device tensors cannot go direct
   std::optional<uint64_t> min_bytes;  // none: the engine's default
   std::optional<double> patience_ms;  // none: the engine's default
   bool strict = false;
@@ -136,6 +137,7 @@ class Lane final : private Carrier, private Recorded {
   const std::string* const direct_;    // the empty reason
   const std::string* const not_ours_;  // why other collectives are the inner's
   std::atomic<bool> live_{false};      // once the vote is over
+  std::atomic<bool> may_go_direct_{true};
   std::atomic<bool> fault_recorded_{false};
 
   // The chain's: one collective is issued at a time. What follows is read and written under it, or

@@ -40,6 +40,7 @@ ReduceScatter::ReduceScatter(Form form, int rank, int world, Tensors outputs, Te
   for (const at::Tensor& input : inputs_) {
     if (is_plain(input)) facts.output_bytes += input.nbytes();
   }
+  facts.sums = !device().is_cpu();
   facts.unsupported = unsupported();
   // Then it is the inner's to say what is right.
   if (facts.unsupported.empty()) call.invalid = check();
@@ -57,8 +58,10 @@ const char* ReduceScatter::name() const {
 }
 
 std::string ReduceScatter::unsupported() const {
-  if (!device().is_cpu()) return "reduce-scatter of GPU tensors";
-  if (std::string why = refusal(options_.reduceOp); !why.empty()) return why;
+  if (!device().is_cpu() && !device().is_cuda()) {
+    return say("reduce-scatter of ", device().type(), " tensors");
+  }
+  if (std::string why = refusal(options_.reduceOp, device()); !why.empty()) return why;
   for (const at::Tensor& input : inputs_) {
     if (input.defined() && !HostReducer::takes(input.scalar_type())) {
       return say("reduce-scatter of ", c10::toString(input.scalar_type()));
@@ -110,21 +113,77 @@ WorkPtr ReduceScatter::on_inner(c10d::Backend& inner) {
   return inner.reduce_scatter(outputs_, lists, options_);
 }
 
+void ReduceScatter::get_ready() {
+  if (device().is_cpu() || !call.invalid.empty() || !facts.unsupported.empty()) return;
+  try {
+    const Reduction::Kind kind = read_reduction(options_.reduceOp).kind;
+    for (size_t t = 0; t < outputs_.size(); ++t) {
+      const at::ScalarType type = outputs_[t].scalar_type();
+      const kernels::Kernel kernel =
+          kernels::find({device().index(), type, world_, rank_, kind, aligned(t)});
+      kernels_.push_back({kernel, c10::elementSize(type)});
+    }
+  } catch (const std::exception& error) {
+    call.unable = first_line(error.what());
+  }
+}
+
+bool ReduceScatter::aligned(size_t t) const {
+  const at::Tensor& output = outputs_[t];
+  const at::Tensor& input = inputs_[input_of(t, rank_)];
+  const size_t own = form_ == Form::kList ? 0 : output.nbytes() * static_cast<size_t>(rank_);
+  const auto at_multiple = [](const void* address, size_t offset) {
+    return (reinterpret_cast<uintptr_t>(address) + offset) % kMostElement == 0;
+  };
+  return at_multiple(output.const_data_ptr(), 0) && at_multiple(input.const_data_ptr(), own);
+}
+
 void ReduceScatter::add_tensors() {
   const Reduction reduction = read_reduction(options_.reduceOp);
   call.reduction = reduction.words();
   for (const at::Tensor& input : inputs_) readable_inputs_.push_back(input.contiguous());
   call.shares.reserve(outputs_.size());
   for (size_t t = 0; t < outputs_.size(); ++t) add_share(t);
-  keep_apart();
+  // NCCL asks its callers to keep them apart, and where each tensor lies has been looked at.
+  if (device().is_cpu()) keep_apart();
   point_slices();
+  make_reducer(reduction);
+}
 
+void ReduceScatter::make_reducer(const Reduction& reduction) {
   std::vector<at::ScalarType> types;
   for (const at::Tensor& output : outputs_) types.push_back(output.scalar_type());
   size_t slice_bytes = 0;
   for (const Share& share : call.shares) slice_bytes += share.bytes + kMostElement - 1;
+  if (!device().is_cpu()) {
+    // Where there is no kernel the call goes to the inner.
+    if (!call.unable.empty()) return;
+    device_reducer_ = std::make_unique<DeviceReducer>(reduction, rank_, world_, kernels_,
+                                                      slice_bytes, landing_bytes_, device());
+    return;
+  }
   reducer_ = std::make_unique<HostReducer>(reduction, rank_, world_, std::move(types), slice_bytes,
                                            landing_bytes_);
+}
+
+void ReduceScatter::forget_tensors() {
+  call.shares.clear();
+  readable_inputs_.clear();
+}
+
+void ReduceScatter::carry(Transport& transport, const Call& part) {
+  if (device_reducer_) {
+    transport.reduce(part, *device_reducer_);
+  } else {
+    transport.reduce(part, *reducer_);
+  }
+}
+
+void ReduceScatter::followed_by(c10::Stream stream) {
+  // The allocator gives the landing to whoever comes next on the stream of the call, which may not
+  // be the one that is ordered behind it.
+  if (device_reducer_ && stream != device_reducer_->stream())
+    device_reducer_->record_stream(stream);
 }
 
 void ReduceScatter::add_share(size_t t) {
@@ -175,7 +234,16 @@ Call ReduceScatter::part(size_t first, size_t last) const {
   return part;
 }
 
+std::vector<WorkPtr> ReduceScatter::whole_part_on_inner(c10d::Backend& inner, size_t first,
+                                                        size_t last) {
+  if (last - first == outputs_.size()) return {on_inner(inner)};
+  Tensors outputs(outputs_.begin() + first, outputs_.begin() + last);
+  Tensors inputs(inputs_.begin() + first, inputs_.begin() + last);
+  return {inner.reduce_scatter_tensor_coalesced(outputs, inputs, options_)};
+}
+
 std::vector<WorkPtr> ReduceScatter::part_on_inner(c10d::Backend& inner, size_t first, size_t last) {
+  if (!device().is_cpu()) return whole_part_on_inner(inner, first, last);
   const at::NoGradGuard no_grad;
   const auto as_bytes = [](const at::Tensor& tensor) {
     return tensor.detach().view({-1}).view(at::kByte);

@@ -1,4 +1,4 @@
-// One call of the reduce-scatter family, on CPU tensors.
+// One call of the reduce-scatter family.
 #pragma once
 
 #include <memory>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backend/collective.h"
+#include "backend/device_reducer.h"
 #include "backend/host_reducer.h"
 
 namespace pg_sdma {
@@ -22,17 +23,23 @@ class ReduceScatter final : public Collective {
                 const c10d::ReduceScatterOptions& options, size_t landing_bytes);
 
   WorkPtr on_inner(c10d::Backend& inner) override;
+  void get_ready() override;
   size_t tensors() const override { return call.shares.size(); }
   Call part(size_t first, size_t last) const override;
-  void carry(Transport& transport, const Call& part) override { transport.reduce(part, *reducer_); }
-  // The inner only moves the slices, all of them at once, and they are summed here: so the result
-  // has the same bits as on the direct route.
+  void carry(Transport& transport, const Call& part) override;
+  // Of CPU tensors, the inner only moves the slices, all of them at once, and they are summed here:
+  // so the result has the same bits as on the direct route. Of device tensors it is the inner's
+  // sum.
   std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last) override;
+  void followed_by(c10::Stream stream) override;
   void finish() override;
 
  private:
   void add_tensors() override;
-  void forget_tensors() override { call.shares.clear(); }
+  void forget_tensors() override;
+  void make_reducer(const Reduction& reduction);
+  bool aligned(size_t t) const;
+  std::vector<WorkPtr> whole_part_on_inner(c10d::Backend& inner, size_t first, size_t last);
   std::string unsupported() const;
   std::string check() const;
   void add_share(size_t t);
@@ -48,6 +55,8 @@ class ReduceScatter final : public Collective {
   const size_t landing_bytes_;
   Tensors readable_inputs_;  // the inputs, or contiguous copies
   std::unique_ptr<HostReducer> reducer_;
+  std::vector<DeviceReducer::Tensor> kernels_;  // one a tensor, of device tensors
+  std::unique_ptr<DeviceReducer> device_reducer_;
   std::vector<std::pair<size_t, at::Tensor>> received_;  // share, and its slices from all ranks
 };
 

@@ -20,6 +20,11 @@ using Premultiplier = c10d::NCCLPreMulSumSupplement;
 constexpr std::array<const char*, 10> kNames{"SUM",  "AVG", "PRODUCT", "MIN",        "MAX",
                                              "BAND", "BOR", "BXOR",    "PREMUL_SUM", "UNUSED"};
 
+bool on_device(const ReduceOp& op) {
+  const at::Tensor& factor = static_cast<const Premultiplier&>(*op.supplement_).tensor_factor;
+  return factor.defined() && !factor.is_cpu();
+}
+
 }  // namespace
 
 std::string Reduction::words() const {
@@ -31,13 +36,16 @@ std::string Reduction::words() const {
   return text;
 }
 
-std::string refusal(const ReduceOp& op) {
+std::string refusal(const ReduceOp& op, c10::Device device) {
   switch (op.op_) {
     case ReduceOp::SUM:
     case ReduceOp::AVG:
       return "";
     case ReduceOp::PREMUL_SUM:
-      return op.supplement_ ? "" : "PREMUL_SUM without a factor";
+      if (!op.supplement_) return "PREMUL_SUM without a factor";
+      // Reading it would make the host wait for the device.
+      if (!device.is_cpu() && on_device(op)) return "PREMUL_SUM by a tensor on the device";
+      return "";
     default:
       return op.op_ < kNames.size() ? std::string("reduce operation ") + kNames[op.op_]
                                     : "unknown reduce operation";

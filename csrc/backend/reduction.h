@@ -19,8 +19,9 @@ struct Reduction {
   std::string words() const;
 };
 
-// Why reduce-scatters with `op` have no direct form; empty when they have one.
-std::string refusal(const c10d::ReduceOp& op);
+// Why reduce-scatters with `op` of tensors on `device` have no direct form; empty when they have
+// one.
+std::string refusal(const c10d::ReduceOp& op, c10::Device device);
 
 // `op`, which is not refused. Reads the factor of a PREMUL_SUM, which may be a tensor that
 // collectives before this one have yet to write.

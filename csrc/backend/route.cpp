@@ -5,6 +5,7 @@ namespace pg_sdma {
 std::string static_refusal(const CallFacts& facts, const Policy& policy) {
   if (!policy.refusal.empty()) return policy.refusal;
   if (!facts.unsupported.empty()) return facts.unsupported;
+  if (facts.sums && !policy.no_sums.empty()) return policy.no_sums;
   if (facts.capturing) return "graph capture";
   if (facts.coalescing) return "inside a coalescing block";
   if (!facts.even) return "uneven shards";

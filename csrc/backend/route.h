@@ -15,11 +15,13 @@ struct CallFacts {
   bool coalescing = false;  // between startCoalescing and endCoalescing
   bool capturing = false;   // into a device graph
   std::string unsupported;  // why calls of this kind have no direct form; empty when they have one
+  bool sums = false;        // with kernels on the device
 };
 
 // What the vote agreed on for a group.
 struct Policy {
   std::string refusal;          // why the group has no transport; empty when it has one
+  std::string no_sums;          // why it cannot sum on the device; empty when it can
   uint64_t min_bytes = 0;       // total output bytes from which a call may go direct
   uint64_t min_mean_bytes = 0;  // the same for the mean over the tensors of a coalesced call
 };

@@ -18,7 +18,7 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
   if (timeout == kNoTimeout) return true;
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (!kept_->end->passed()) {
-    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "the all-gather was not done after ",
+    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "the collective was not done after ",
                 timeout.count(), " ms; look for the rank that has not made it");
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
@@ -27,6 +27,8 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
 
 void StreamWork::synchronize() {
   kept_->end->caller_follows();
+  if (!kept_->collective) return;
+  kept_->collective->followed_by(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
   kept_->collective.reset();
 }
 

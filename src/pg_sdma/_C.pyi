@@ -12,6 +12,16 @@ torch_version: str
 def set_log(log: Callable[[str], object]) -> None:
     """Sets who gets the lines that groups log. Called from any thread."""
 
+def set_kernels(
+    compile: Callable[[int, str, int, int, int, bool], tuple[int, int, int, int, int] | None],
+) -> None:
+    """Sets who compiles the kernels of reduce-scatters on GPUs. Called from any thread.
+
+    The arguments are those of pg_sdma.reduction_kernel.compile_kernel, with the dtype by its C++
+    name ("Half", "BFloat16", "Float", "Double"), and so is the result. None: not while the current
+    stream captures a graph.
+    """
+
 def _flight_record(rank: int, reason: str) -> str:
     """The records of this process's groups as JSON: see pg_sdma.flight_record."""
 
@@ -23,7 +33,9 @@ def _static_refusal(
     coalescing: bool = False,
     capturing: bool = False,
     unsupported: str = "",
+    sums: bool = False,
     why_no_transport: str = "",
+    why_no_sums: str = "",
     min_bytes: int = 0,
     min_mean_bytes: int = 0,
 ) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from pg_sdma import _extension
+from pg_sdma import _extension, kernels
 from pg_sdma._inner import build_inner
 from pg_sdma.settings import read_settings
 from pg_sdma.stats import sdma_backends
@@ -48,6 +48,7 @@ def create(opts: Any, pg_options: Any = None) -> Any:
             **dataclasses.asdict(settings),
             "agreed": settings.agreed(),
             "inject": settings.inject_on(global_rank),
+            "no_device_sums": kernels.why_none(),
         },
         group_name=opts.group_id,
         timeout=opts.timeout,
@@ -73,6 +74,7 @@ def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
 @functools.cache
 def _set_up_process(extension: ModuleType) -> None:
     extension.set_log(logging.getLogger("pg_sdma").info)
+    extension.set_kernels(kernels.compile_for)
     atexit.register(_detach_live_groups)
 
 

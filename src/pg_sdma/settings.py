@@ -164,15 +164,16 @@ class Settings:
     ops: tuple[str, ...] = _variable(
         "PG_SDMA_OPS",
         Kind("one or both of `all_gather` and `reduce_scatter`, with a comma between", _operations),
-        "The operations that may go direct. Reduce-scatters go direct for CPU tensors alone and "
-        "round otherwise than the inner backend's: see [reduce_scatter.md](reduce_scatter.md).",
+        "The operations that may go direct. Reduce-scatters then round otherwise than the inner "
+        "backend's: see [reduce_scatter.md](reduce_scatter.md).",
         default="all_gather",
         agreed=True,
     )
     landing_bytes: int = _variable(
         "PG_SDMA_LANDING_BYTES",
         _integer(4096, "bytes"),
-        "What a direct reduce-scatter may allocate, whatever its size and the number of ranks.",
+        "What a direct reduce-scatter may allocate, whatever its size and the number of ranks; of "
+        "GPU tensors, on the GPU.",
         default=str(64 << 20),
     )
     min_bytes: int | None = _variable(

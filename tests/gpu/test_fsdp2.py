@@ -1,5 +1,8 @@
 """FSDP2 trains to exactly the inner's losses, with every race provoked that FSDP leaves room for.
 
+With direct reduce-scatters, whose sums are rounded otherwise, it trains to nearly those, and to the
+same bits in every run.
+
 All kernels are deterministic. That mode also fills what torch.empty returns with NaN, so that the
 buffer of every all-gather is poisoned.
 """
@@ -105,6 +108,20 @@ def test_losses_are_the_inners(
         assert set(trained.routes) == {"direct"}
         assert trained.expandable == any("ALLOC_CONF" in name for name in env)
         assert len(set(trained.losses)) > STEPS / 2, "it did not train"
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_direct_reduce_scatters_repeat_every_bit(
+    gpu_ranks: GpuRanks, inners_losses: Any, size: int
+) -> None:
+    pytest.importorskip("triton")
+    env = {"PG_SDMA_OPS": "all_gather,reduce_scatter"}
+    ranks = gpu_ranks(size, env=env | DETERMINISTIC | PATIENT)
+    first, second = (ranks.run(train, timeout=120) for _ in range(2))
+    for trained, again, inners in zip(first, second, inners_losses(size), strict=True):
+        assert trained.losses == again.losses
+        assert trained.losses == pytest.approx(inners, rel=0.01)
+        assert set(trained.routes) == {"direct"}
 
 
 def test_one_connection_takes_the_inner(gpu_ranks: GpuRanks, inners_losses: Any) -> None:

@@ -11,6 +11,9 @@ The reference adds the ranks' slices in rank order, in fp32 (fp64 for fp64), sca
 precision, and rounds once. Outputs are poisoned with the complement of what has to arrive and lie
 between guard bytes. Inputs are overwritten as soon as their case is complete, half of the time.
 Small sums are made by a group of the inner backend too, and may not be further from the exact sum.
+
+With `--device cuda` the tensors are on GPUs and the reference is still computed on the CPU. Where
+the inner is gloo, which has no reduce-scatters of CUDA tensors on every torch, it is left out.
 """
 
 from __future__ import annotations
@@ -38,6 +41,9 @@ from random_gathers import (
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 REDUCTIONS = ("SUM", "AVG", "PREMUL_SUM", "PREMUL_SUM by tensor")
 ALSO_BESIDE = ("all_gather", "all_gather async", "MAX", "integers")
+INNER_SUMS = ("MAX", "integers")
+# Messages and barriers beside it are left to tests/gpu/test_gathers.py.
+BESIDE_ON_GPU = ("all_reduce", "all_reduce async", "broadcast", *ALSO_BESIDE)
 
 PERIOD = 1_000_003  # numbers that are drawn; what is longer repeats them, at no size of a piece
 
@@ -134,8 +140,11 @@ def reference(slices: list[torch.Tensor], case: Reduction) -> torch.Tensor:
 class Scatter:
     """One case on this rank: its tensors, and its Work while it is pending."""
 
-    def __init__(self, case: Reduction, numbers: Numbers, ranks: int, rank: int) -> None:
+    def __init__(
+        self, case: Reduction, numbers: Numbers, ranks: int, rank: int, device: torch.device
+    ) -> None:
         self.case = case
+        self.device = device
         self.rank = rank
         self.ranks = ranks
         self.work: Any = None
@@ -154,7 +163,7 @@ class Scatter:
                     for r in range(ranks)
                 ]
             )
-            right = reference(self.slices[-1], case)
+            right = reference(self.slices[-1], case).to(device)
             if case.in_place:
                 output = whole[rank * count : (rank + 1) * count]
             else:
@@ -168,7 +177,7 @@ class Scatter:
         """`count` elements between guards, `shift` elements off the allocation's alignment."""
         front = GUARD + shift * self.case.dtype.itemsize
         size = count * self.case.dtype.itemsize
-        buffer = torch.empty(front + size + GUARD, dtype=torch.uint8)
+        buffer = torch.empty(front + size + GUARD, dtype=torch.uint8, device=self.device)
         for guard in (buffer[:front], buffer[front + size :]):
             self.guards.append(guard.fill_(GUARD_BYTE))
         return buffer[front : front + size].view(self.case.dtype)
@@ -243,18 +252,22 @@ class ReductionRunner(Runner):
     program = "random_reductions.py"
     draw = staticmethod(draw)
 
-    def __init__(self, seed: int, most_bytes: int, spoiled: int = -1) -> None:
-        super().__init__(seed, 0, "cpu", spoiled)
+    def __init__(self, seed: int, most_bytes: int, spoiled: int = -1, device: str = "cpu") -> None:
+        super().__init__(seed, 0, device, spoiled)
         self.most_bytes = most_bytes
+        backend = dist.group.WORLD._get_backend(self.device)
+        self.inner_sums = device == "cpu" or backend.inner(device).name() != "gloo"
         self.numbers = Numbers(seed)
 
     def _gather(self, case: Reduction) -> Scatter:
         members = self.members[case.group]
-        return Scatter(case, self.numbers, len(members), members.index(self.rank))
+        return Scatter(case, self.numbers, len(members), members.index(self.rank), self.device)
 
     def _compare(self, case: Case) -> None:
         """How far from the exact sum ours and the inner's are."""
         assert isinstance(case, Reduction)
+        if not self.inner_sums:
+            return
         summed = self._gather(dataclasses.replace(case, reduction="SUM", overwrite=False))
         for whole, output, right, slices in zip(
             summed.inputs, summed.outputs, summed.expected, summed.slices, strict=True
@@ -264,6 +277,7 @@ class ReductionRunner(Runner):
             dist.reduce_scatter_tensor(output, whole, group=self.inners[case.group])
             wide = torch.stack([part.double() for part in slices])
             exact, magnitude = wide.sum(0), wide.abs().sum(0)
+            right, output = right.cpu(), output.cpu()
             ours, theirs = ((t.double() - exact).abs() for t in (right, output))
             finite = right.isfinite() & output.isfinite() & magnitude.isfinite()
             # Rounding once is as near as can be, but for what adding up in fp32 (fp64) takes.
@@ -275,13 +289,17 @@ class ReductionRunner(Runner):
                 self._check(case, f"further from {exact[at]} than the inner: {right[at]}")
 
     def _beside(self, case: Case, name: str) -> None:
+        if self.device.type == "cuda" and name not in BESIDE_ON_GPU:
+            return
+        if name in INNER_SUMS and not self.inner_sums:
+            return
         if name not in ALSO_BESIDE:
             super()._beside(case, name)
             return
         group, members = self.groups[case.group], self.members[case.group]
         n, me = len(members), members.index(self.rank)
-        mine = torch.arange(n) + case.number + me
-        output, expected = torch.empty(1, dtype=torch.int64), torch.tensor([0])
+        mine = torch.arange(n, device=self.device) + case.number + me
+        output = torch.empty(1, dtype=torch.int64, device=self.device)
         if name == "MAX":
             expected = mine[me : me + 1] + (n - 1 - me)
             dist.reduce_scatter_tensor(output, mine, dist.ReduceOp.MAX, group)
@@ -289,8 +307,8 @@ class ReductionRunner(Runner):
             expected = n * (mine[me : me + 1] - me) + n * (n - 1) // 2
             dist.reduce_scatter_tensor(output, mine, group=group)
         else:
-            output = torch.empty(n, dtype=torch.int64)
-            expected = torch.arange(n) * 2 + case.number
+            output = torch.empty(n, dtype=torch.int64, device=self.device)
+            expected = torch.arange(n, device=self.device) * 2 + case.number
             work = dist.all_gather_into_tensor(
                 output, mine[me : me + 1].clone(), group, async_op=name.endswith("async")
             )
@@ -301,9 +319,9 @@ class ReductionRunner(Runner):
 
 
 def run_cases(
-    seed: int, first: int, cases: int, most_bytes: int, spoiled: int = -1
+    seed: int, first: int, cases: int, most_bytes: int, spoiled: int = -1, device: str = "cpu"
 ) -> dict[str, int]:
-    return ReductionRunner(seed, most_bytes, spoiled).run(first, cases)
+    return ReductionRunner(seed, most_bytes, spoiled, device).run(first, cases)
 
 
 def main() -> None:
@@ -315,12 +333,21 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-bytes", type=int, default=MOST_BYTES, help="of input, of a case")
-    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for all cases")
     options = parser.parse_args()
-    args = (options.seed, options.first, options.cases, options.most_bytes)
+    args = (options.seed, options.first, options.cases, options.most_bytes, -1, options.device)
     env = {"PG_SDMA_OPS": "all_gather,reduce_scatter"}
-    routes = run_ranks(options.ranks, run_cases, *args, env=env, timeout=options.timeout)
+    if options.device == "cuda":  # a late call has the inner's bits
+        env["PG_SDMA_PATIENCE_MS"] = "20000"
+    routes = run_ranks(
+        options.ranks,
+        run_cases,
+        *args,
+        backend=f"{options.device}:sdma",
+        env=env,
+        timeout=options.timeout,
+    )
     print(f"{options.cases} cases on {options.ranks} ranks, every bit right")
     for rank, calls in enumerate(routes):
         print(f"rank {rank}: {calls}")

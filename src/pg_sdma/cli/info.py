@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pg_sdma import __version__, _extension, stats
+from pg_sdma import __version__, _extension, kernels, stats
 from pg_sdma.bench.all_gather import all_gather
 from pg_sdma.bench.launch import World, run_ranks
 from pg_sdma.settings import variables
@@ -59,6 +59,7 @@ def machine() -> list[tuple[str, str]]:
         ("torch", f"{torch.__version__}, Python {platform.python_version()}"),
         ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
         *((f"GPU {i}", text) for i, text in enumerate(_gpus())),
+        ("sums on GPUs", _kernel()),
         *((library, _driver_version(library, call)) for library, call in DRIVERS.items()),
         ("Yama", f"ptrace_scope {YAMA.read_text().strip()}" if YAMA.exists() else "not active"),
     ]
@@ -97,6 +98,22 @@ def _extension_state() -> str:
         return f"built for torch {_extension.load().torch_version}"
     except ImportError as error:
         return str(error)
+
+
+def _kernel() -> str:
+    """What sums the reduce-scatters of GPU tensors where PG_SDMA_OPS names them."""
+    if why_none := kernels.why_none():
+        return f"none: {why_none}"
+    if torch.cuda.device_count() == 0:
+        return "not tried: torch sees no GPU"
+    try:
+        kernel = kernels.compile_for(0, "BFloat16", world=2, rank=0, kind=0, aligned=True)
+    except Exception as error:  # whatever Triton, its compiler or the driver raise
+        return f"none: {error}"
+    return (
+        f"a kernel of at most {kernel.blocks} blocks of {kernel.threads} threads, "
+        f"{kernel.registers} registers a thread (bf16, 2 ranks)"
+    )
 
 
 def _gpus() -> list[str]:

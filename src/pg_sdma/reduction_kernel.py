@@ -1,0 +1,165 @@
+"""The kernel that sums a direct reduce-scatter's slices on a GPU. Imports Triton.
+
+What peers sent has landed in rows, one a peer; the own slice is read where it lies. Equal in every
+bit to what pg_sdma does with ATen for CPU tensors: the slices are added in rank order in fp32 (fp64
+for fp64), the sum is scaled in that precision, and rounded once. pg_sdma._C launches it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+# Thread blocks of a launch: each goes on with the next block of elements until all are summed. Few,
+# because the multiplications that the sums are made beside need the processors too.
+BLOCKS = 32
+WARPS = 8
+THREADS = 32 * WARPS
+# Of each slice, what a thread reads before it adds up. More of it hides more of the memory's
+# latency, and takes registers for every rank.
+BYTES_A_THREAD = 64
+BYTES_A_THREAD_OF_MANY = 32
+MANY = 4  # ranks, beyond which a thread reads less of each
+
+SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/reduction.h
+
+
+class Kernel(NamedTuple):
+    """A compiled kernel as csrc/backend/kernels.h knows it; the last is for people."""
+
+    function: int  # the driver's CUfunction
+    threads: int
+    shared_bytes: int
+    blocks: int
+    registers: int
+
+
+def elements_a_block(dtype: torch.dtype, world: int) -> int:
+    size = BYTES_A_THREAD if world <= MANY else BYTES_A_THREAD_OF_MANY
+    return THREADS * size // dtype.itemsize
+
+
+@triton.jit
+def _sum_block(  # type: ignore[no-untyped-def]
+    output,
+    own,
+    landing,
+    stride,
+    at,
+    count,
+    factor,
+    WORLD: tl.constexpr,
+    RANK: tl.constexpr,
+    KIND: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    wide: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float64 else tl.float32
+    inside = at < count if MASKED else None
+    for rank in tl.static_range(WORLD):
+        if rank == RANK:
+            row = own
+        elif rank < RANK:
+            row = landing + rank * stride
+        else:
+            row = landing + (rank - 1) * stride
+        part = tl.load(row + at, mask=inside).to(wide)
+        if rank == 0:
+            total = part
+        else:
+            total += part
+    if KIND == 1:
+        if WORLD & (WORLD - 1) == 0:
+            total *= 1.0 / WORLD  # exact, so that both round alike, and this is faster
+        elif wide == tl.float64:
+            total /= WORLD
+        else:
+            total = tl.div_rn(total, tl.full((), WORLD, wide))
+    if KIND == 2:
+        # The bits of a double travel as an integer: one argument for all dtypes.
+        total *= factor.to(tl.float64, bitcast=True).to(wide)
+    # To nearest. Another rounding would go here, keyed by the elements' numbers.
+    rounded = total.to(output.dtype.element_ty)
+    tl.store(output + at, rounded, mask=inside)
+
+
+# A mask makes every access as narrow as one element: so what whole blocks leave is for small ones.
+def _sum_slices(  # type: ignore[no-untyped-def]
+    output,
+    own,
+    landing,
+    stride: tl.int64,
+    count: tl.int64,
+    factor: tl.int64,
+    WORLD: tl.constexpr,
+    RANK: tl.constexpr,
+    KIND: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SMALL: tl.constexpr,
+):
+    first = tl.program_id(0).to(tl.int64)
+    whole = count // BLOCK
+    # Not a range: Triton's interpreter cannot take one of a kernel's numbers with every numpy.
+    block = first
+    while block < whole:
+        at = block * BLOCK + tl.arange(0, BLOCK)
+        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, False)
+        block += tl.num_programs(0)
+    start = whole * BLOCK + first * SMALL
+    while start < count:
+        at = start + tl.arange(0, SMALL)
+        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, True)
+        start += tl.num_programs(0) * SMALL
+
+
+_VARYING = ["count", "factor"]
+# Output and own slice at multiples of 16 bytes, as landings always are; and at any elements.
+_ALIGNED = triton.jit(_sum_slices, do_not_specialize=_VARYING)
+_ANYWHERE = triton.jit(
+    _sum_slices, do_not_specialize=_VARYING, do_not_specialize_on_alignment=["output", "own"]
+)
+
+
+@functools.cache
+def compile_kernel(
+    device: int, dtype: torch.dtype, world: int, rank: int, kind: int, aligned: bool
+) -> Kernel:
+    """The kernel for rank `rank` of `world` ranks on CUDA device `device`, loaded there.
+
+    `kind`: SUM, AVERAGE or PREMULTIPLIED. `aligned`: output and own slice begin at multiples of 16
+    bytes. Raises what Triton raises.
+    """
+    with torch.cuda.device(device):
+        # A stride of 16 stands for all of its multiples, which every stride is.
+        compiled: Any = (_ALIGNED if aligned else _ANYWHERE).warmup(
+            dtype,
+            dtype,
+            dtype,
+            16,
+            1,
+            0,
+            WORLD=world,
+            RANK=rank,
+            KIND=kind,
+            BLOCK=elements_a_block(dtype, world),
+            SMALL=THREADS,
+            grid=(BLOCKS,),
+            num_warps=WARPS,
+            # A fused multiply-add rounds once where ATen rounds twice.
+            enable_fp_fusion=False,
+        )
+        compiled._init_handles()
+    _loaded.append(compiled)
+    return Kernel(
+        compiled.function,
+        32 * compiled.metadata.num_warps,
+        compiled.metadata.shared,
+        BLOCKS,
+        compiled.n_regs,
+    )
+
+
+_loaded: list[Any] = []  # never unloaded: pg_sdma._C keeps the functions
