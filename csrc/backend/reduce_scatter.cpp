@@ -116,7 +116,7 @@ WorkPtr ReduceScatter::on_inner(c10d::Backend& inner) {
 void ReduceScatter::get_ready() {
   if (device().is_cpu() || !call.invalid.empty() || !facts.unsupported.empty()) return;
   try {
-    const Reduction::Kind kind = read_reduction(options_.reduceOp).kind;
+    const Reduction::Kind kind = kind_of(options_.reduceOp);
     for (size_t t = 0; t < outputs_.size(); ++t) {
       const at::ScalarType type = outputs_[t].scalar_type();
       const kernels::Kernel kernel =

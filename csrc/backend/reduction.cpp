@@ -52,9 +52,13 @@ std::string refusal(const ReduceOp& op, c10::Device device) {
   }
 }
 
+Reduction::Kind kind_of(const ReduceOp& op) {
+  if (op.op_ == ReduceOp::SUM) return Reduction::Kind::kSum;
+  return op.op_ == ReduceOp::AVG ? Reduction::Kind::kAverage : Reduction::Kind::kPremultiplied;
+}
+
 Reduction read_reduction(const ReduceOp& op) {
-  if (op.op_ == ReduceOp::SUM) return {Reduction::Kind::kSum, 1};
-  if (op.op_ == ReduceOp::AVG) return {Reduction::Kind::kAverage, 1};
+  if (kind_of(op) != Reduction::Kind::kPremultiplied) return {kind_of(op), 1};
   const auto& factor = static_cast<const Premultiplier&>(*op.supplement_);
   return {Reduction::Kind::kPremultiplied, factor.tensor_factor.defined()
                                                ? factor.tensor_factor.item<double>()

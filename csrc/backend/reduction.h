@@ -23,6 +23,9 @@ struct Reduction {
 // one.
 std::string refusal(const c10d::ReduceOp& op, c10::Device device);
 
+// Of `op`, which is not refused. Reads nothing of a factor.
+Reduction::Kind kind_of(const c10d::ReduceOp& op);
+
 // `op`, which is not refused. Reads the factor of a PREMUL_SUM, which may be a tensor that
 // collectives before this one have yet to write.
 Reduction read_reduction(const c10d::ReduceOp& op);
