@@ -135,6 +135,8 @@ class Queue {
     virtual void caller_follows() = 0;
   };
   virtual std::shared_ptr<Marker> mark() = 0;
+  // The same of what the caller's current stream holds now.
+  virtual std::shared_ptr<Marker> mark_caller() = 0;
 };
 
 class Engine {

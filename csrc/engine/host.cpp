@@ -149,6 +149,7 @@ class HostQueue final : public Queue {
     };
     return std::make_shared<Passed>();
   }
+  std::shared_ptr<Marker> mark_caller() override { return mark(); }
 };
 
 class HostEngine final : public Engine {

@@ -201,10 +201,16 @@ void StreamQueue::enqueue_on_side(const Step& step) {
 
 void StreamQueue::caller_follows() { mark()->caller_follows(); }
 
-std::shared_ptr<Queue::Marker> StreamQueue::mark() {
+std::shared_ptr<Queue::Marker> StreamQueue::mark() { return mark(stream_); }
+
+std::shared_ptr<Queue::Marker> StreamQueue::mark_caller() {
+  return mark(device_->current_stream());
+}
+
+std::shared_ptr<Queue::Marker> StreamQueue::mark(driver::Stream stream) {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(*device_->library);
-  return std::make_shared<EventMarker>(events_, events_->record(stream_));
+  return std::make_shared<EventMarker>(events_, events_->record(stream));
 }
 
 void StreamQueue::note(const Step& step) {

@@ -26,8 +26,10 @@ class StreamQueue final : public Queue {
   void run(const Program& program, Waiter& waiter) override;
   void caller_follows() override;
   std::shared_ptr<Marker> mark() override;
+  std::shared_ptr<Marker> mark_caller() override;
 
  private:
+  std::shared_ptr<Marker> mark(driver::Stream stream);
   void note(const Step& step);
   void note_copy(const Step& step);
   void make_side();

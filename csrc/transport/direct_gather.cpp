@@ -11,7 +11,7 @@ void DirectPull::carry(const Call& call) {
   inject::at("carry");
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
-  guarded(call, [&] {
+  guarded([&] {
     write_program(call);
     if (watchdog_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);

@@ -10,13 +10,10 @@
 #include <utility>
 
 #include "engine/inject.h"
+#include "transport/patience.h"
 
 namespace pg_sdma {
 namespace {
-
-// While a peer lags behind after a late verdict, waiting the full patience at every operation would
-// only make this rank late as well.
-constexpr std::chrono::microseconds kShortPatience{50};
 
 // Looks at a peer's bell, between two yields of a spinning rank: a microsecond's worth.
 constexpr int kLooksPerYield = 20;
@@ -219,8 +216,13 @@ Decision DirectPull::agree(const Call& call) {
   using Progress = Agreement<PageView>::Progress;
   started_ = Clock::now();
   const Deadline timeout = started_ + call.timeout;
-  const Deadline patient_until =
-      options_.patience.count() == 0 ? timeout : std::min(timeout, started_ + patience());
+  Patience patience(*queue_, started_, most_patience());
+  // When this rank stops waiting, or looks whether to.
+  const auto until = [&](Deadline now) {
+    if (options_.patience.count() == 0 || !agreement.may_give_up()) return timeout;
+    const Deadline end = engine_->stream_ordered() ? patience.until(now) : started_ + most_patience();
+    return std::min(end, timeout);
+  };
   std::string why_not;
   std::string error;
   for (;;) {
@@ -230,8 +232,9 @@ Decision DirectPull::agree(const Call& call) {
     if (progress == Progress::kOpen) {
       agreement.opened(open_exports(call, why_not));
     } else if (progress == Progress::kBlocked) {
-      const Deadline deadline = agreement.may_give_up() ? patient_until : timeout;
-      if (Clock::now() < deadline) {
+      const Deadline now = Clock::now();
+      const Deadline deadline = until(now);
+      if (now < deadline) {
         await(agreement.waiting_for(), heard, deadline);
       } else if (deadline == timeout) {
         fail(who_is_missing(call, agreement.waiting_for(), "has not made this call"));
@@ -259,7 +262,7 @@ Decision DirectPull::agree(const Call& call) {
   return {false, why_not.empty() ? otherwise : why_not, here ? std::string(own_.why) : why_not};
 }
 
-void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
+void DirectPull::guarded(const std::function<void()>& body) {
   try {
     body();
   } catch (const GroupFault&) {
@@ -270,9 +273,9 @@ void DirectPull::guarded(const Call& call, const std::function<void()>& body) {
       if (static_cast<uint64_t>(peers_->pid(peer)) != error.space) continue;
       who = "the memory of rank " + std::to_string(peer) + " cannot be read, look at its output: ";
     }
-    fail_carrying(call, who + error.what());
+    fail_carrying(who + error.what());
   } catch (const std::exception& error) {
-    fail_carrying(call, error.what());
+    fail_carrying(error.what());
   }
 }
 
@@ -337,10 +340,12 @@ bool DirectPull::open_exports(const Call& call, std::string& why_not) {
   }
 }
 
-std::chrono::microseconds DirectPull::patience() const {
+// While a peer lags behind after a late verdict, waiting the full patience at every operation would
+// only make this rank late as well.
+std::chrono::microseconds DirectPull::most_patience() const {
   if (!last_was_late_) return options_.patience;
   for (int rank = 0; rank < options_.world; ++rank) {
-    if (page_.consumed(rank) + 1 < number_) return std::min(kShortPatience, options_.patience);
+    if (page_.consumed(rank) + 1 < number_) return std::min(Patience::kMoment, options_.patience);
   }
   return options_.patience;
 }
@@ -392,7 +397,7 @@ void DirectPull::fail(const std::string& text) {
 }
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
-void DirectPull::fail_carrying(const Call& call, const std::string& why) {
+void DirectPull::fail_carrying(const std::string& why) {
   fail(this_operation() + ": " + why);
 }
 

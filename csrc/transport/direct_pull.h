@@ -26,8 +26,9 @@ class DirectPull final : public Transport {
     int rank = 0;
     int world = 1;
     uint64_t ring = 16;
-    // How long a host waits for its peers before the call goes to the inner. Zero: as long as the
-    // call's timeout, after which the group is broken (a host engine, where the inner blocks too).
+    // How long a host waits for its peers at most before the call goes to the inner; see Patience
+    // for when it waits less. Zero: as long as the call's timeout, after which the group is broken
+    // (a host engine, where the inner blocks too).
     std::chrono::microseconds patience{0};
     std::chrono::microseconds spin{0};  // before a wait sleeps
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
@@ -87,18 +88,18 @@ class DirectPull final : public Transport {
   void write_program(const Call& call, StreamReducer& reducer);
   void land_from(int peer, const Call& call, const std::vector<Landing>& parts, void* to);
   // Runs `body`, part of a direct operation: whatever it throws breaks the group.
-  void guarded(const Call& call, const std::function<void()>& body);
+  void guarded(const std::function<void()>& body);
   std::unique_ptr<Waiter> waiter(const Call& call);
 
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);
-  std::chrono::microseconds patience() const;
+  std::chrono::microseconds most_patience() const;
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
   void check_fault() const;
   void check_peers();
   [[noreturn]] void fail(const std::string& text);
-  [[noreturn]] void fail_carrying(const Call& call, const std::string& why);
+  [[noreturn]] void fail_carrying(const std::string& why);
   std::string explain_error(const Verdict& verdict) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
   std::string this_operation() const;  // as messages name it

@@ -20,7 +20,7 @@ void DirectPull::reduce(const Call& call, Reducer& reducer) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   std::vector<const void*> slices(world);
-  guarded(call, [&] {
+  guarded([&] {
     for (const std::vector<Landing>& parts : landings(call, reducer.room())) {
       program_.clear();
       for (int i = 1; i < world; ++i) {
@@ -52,7 +52,7 @@ void DirectPull::reduce(const Call& call, StreamReducer& reducer) {
   inject::at("carry");
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
-  guarded(call, [&] {
+  guarded([&] {
     write_program(call, reducer);
     if (watchdog_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout,

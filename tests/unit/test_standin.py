@@ -154,6 +154,11 @@ def test_random_gathers_with_random_delays(tmp_path: Path) -> None:
     stress(tmp_path, ranks=3, queues=0, seed=6, STANDIN_DELAY_US="300")
 
 
+def test_a_late_rank_is_waited_for_while_that_costs_nothing(tmp_path: Path) -> None:
+    done = run([OUT / "patience", LIBRARY, tmp_path])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_is_killed_ends_the_others(ranks: int, tmp_path: Path) -> None:
     lose(tmp_path, ranks=ranks, fate="killed", seed=ranks)

@@ -1,0 +1,94 @@
+// Two ranks, of which one is late for every gather: its peer waits for it while the caller's stream
+// has something to do first, and sends the call to the inner where it has nothing.
+//
+//   patience <driver> <folder>
+#include <thread>
+
+#include "group.h"
+
+using namespace pg_sdma;
+using namespace standin_test;
+
+namespace {
+
+constexpr std::chrono::milliseconds kTimeout{60000};
+constexpr std::chrono::milliseconds kLate{300};
+constexpr size_t kShard = 1000;
+
+Stream caller = nullptr;
+
+class NoWaiter final : public Waiter {
+  void wait(Counter&, uint64_t) override {}
+  void wrote() override {}
+};
+
+// What a stream can be made to wait for.
+class Gate {
+ public:
+  explicit Gate(Engine& engine) : queue_(engine.queue(page_, 4096)) {}
+  ~Gate() { queue_.reset(); }
+  void close() {
+    NoWaiter waiter;
+    queue_->run({Step::wait(*counter(), ++closed_)}, waiter);
+    queue_->caller_follows();
+  }
+  void open() { counter()->store(closed_); }
+
+ private:
+  Counter* counter() { return static_cast<Counter*>(page_); }
+
+  void* page_ = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  std::unique_ptr<Queue> queue_;
+  uint64_t closed_ = 0;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE(argc == 3);
+  const std::string driver_path = argv[1];
+  const std::string folder = argv[2];
+  return run_ranks(2, [&](int rank) {
+    Rendezvous::Options options;
+    options.group = "patience";
+    options.lane = "cuda";
+    options.rank = rank;
+    options.world = 2;
+    options.patience = kTimeout;
+    Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
+    rendezvous.join();
+    const auto engine = cuda_engine(rank, driver_path, [] { return caller; });
+    const auto no_test = [](Transport&) { return std::string(); };
+    Rendezvous::Result result =
+        rendezvous.vote([&] { return engine; }, no_test, kTimeout);
+    if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
+    driver::Context context = nullptr;
+    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
+    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
+    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    {
+      Gate gate(*engine);
+      Buffer output(2 * kShard);
+      Call call;
+      call.operation = "gather";
+      call.dtype = "uint8";
+      call.timeout = kTimeout;
+      call.pieces.push_back(
+          {output.data() + rank * kShard, kShard, {output.data(), output.data() + kShard}});
+      for (const bool busy : {true, false, true, false}) {
+        if (rank == 0 && busy) gate.close();
+        if (rank == 1) std::this_thread::sleep_for(kLate);
+        const Decision decision = result.transport->agree(call);
+        REQUIRE(decision.direct == busy);
+        REQUIRE(busy || decision.reason == "late");
+        if (!busy) continue;
+        result.transport->queue().follow_caller();
+        result.transport->carry(call);
+        result.transport->queue().caller_follows();
+        if (rank == 0) gate.open();
+        REQUIRE(cuStreamSynchronize(caller) == 0);
+      }
+    }
+    result.transport.reset();
+  });
+}
