@@ -339,7 +339,7 @@ def main() -> None:
     args = (options.seed, options.first, options.cases, options.most_bytes, -1, options.device)
     env = {"PG_SDMA_OPS": "all_gather,reduce_scatter"}
     if options.device == "cuda":  # a late call has the inner's bits
-        env["PG_SDMA_PATIENCE_MS"] = "20000"
+        env |= {"PG_SDMA_PATIENCE_MS": "20000", "PG_SDMA_MIN_BYTES": "0"}
     routes = run_ranks(
         options.ranks,
         run_cases,
