@@ -165,6 +165,10 @@ class Agreement {
     }
   }
 
+  // Whether the wait is for a rank that has not made the call yet, as far as this one can see. One
+  // that has will act soon.
+  bool waits_for_record() const { return state_ == State::kFindRecord; }
+
   // The rank whose next act this one waits for, while step() says kBlocked.
   int waiting_for() const { return cursor_; }
   bool done() const { return state_ == State::kDone; }

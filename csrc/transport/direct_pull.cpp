@@ -220,8 +220,8 @@ Decision DirectPull::agree(const Call& call) {
   // When this rank stops waiting, or looks whether to.
   const auto until = [&](Deadline now) {
     if (options_.patience.count() == 0 || !agreement.may_give_up()) return timeout;
-    const Deadline end = engine_->stream_ordered() ? patience.until(now) : started_ + most_patience();
-    return std::min(end, timeout);
+    const bool impatient = options_.only_while_free && agreement.waits_for_record();
+    return std::min(timeout, impatient ? patience.until(now) : patience.end());
   };
   std::string why_not;
   std::string error;
@@ -343,7 +343,7 @@ bool DirectPull::open_exports(const Call& call, std::string& why_not) {
 // While a peer lags behind after a late verdict, waiting the full patience at every operation would
 // only make this rank late as well.
 std::chrono::microseconds DirectPull::most_patience() const {
-  if (!last_was_late_) return options_.patience;
+  if (!last_was_late_ || options_.only_while_free) return options_.patience;
   for (int rank = 0; rank < options_.world; ++rank) {
     if (page_.consumed(rank) + 1 < number_) return std::min(Patience::kMoment, options_.patience);
   }
@@ -397,9 +397,7 @@ void DirectPull::fail(const std::string& text) {
 }
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
-void DirectPull::fail_carrying(const std::string& why) {
-  fail(this_operation() + ": " + why);
-}
+void DirectPull::fail_carrying(const std::string& why) { fail(this_operation() + ": " + why); }
 
 std::string DirectPull::explain_error(const Verdict& verdict) const {
   const uint64_t slot = number_ % options_.ring;

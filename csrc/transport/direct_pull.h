@@ -26,10 +26,11 @@ class DirectPull final : public Transport {
     int rank = 0;
     int world = 1;
     uint64_t ring = 16;
-    // How long a host waits for its peers at most before the call goes to the inner; see Patience
-    // for when it waits less. Zero: as long as the call's timeout, after which the group is broken
-    // (a host engine, where the inner blocks too).
+    // How long a host waits for its peers before the call goes to the inner. Zero: as long as the
+    // call's timeout, after which the group is broken (a host engine, where the inner blocks too).
     std::chrono::microseconds patience{0};
+    // Not so long where that costs the device time: see Patience.
+    bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
     // anything else comes of it.
@@ -56,7 +57,10 @@ class DirectPull final : public Transport {
   uint64_t number() const { return number_; }  // the last that was taken
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
-  void set_patience(std::chrono::microseconds patience) { options_.patience = patience; }
+  void set_patience(std::chrono::microseconds patience, bool only_while_free) {
+    options_.patience = patience;
+    options_.only_while_free = only_while_free;
+  }
 
  private:
   class PageView;

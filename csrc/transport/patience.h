@@ -21,6 +21,7 @@ class Patience {
   // Of a call that started at `started`: `most` at the longest, counted from there.
   Patience(Queue& queue, Clock::time_point started, std::chrono::microseconds most);
 
+  Clock::time_point end() const { return end_; }
   // Until when to wait before asking again; not after `now` once patience has ended.
   Clock::time_point until(Clock::time_point now);
 

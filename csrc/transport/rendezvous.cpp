@@ -308,8 +308,11 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   }
   if (const auto no = first_no(answers)) return {nullptr, *no, false, ""};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
-  transport->set_patience(options_.patience.value_or(
-      engine->stream_ordered() ? kStreamPatience : std::chrono::microseconds(0)));
+  const bool waits_while_free = engine->stream_ordered() && !options_.patience;
+  transport->set_patience(
+      options_.patience.value_or(engine->stream_ordered() ? kStreamPatience
+                                                          : std::chrono::microseconds(0)),
+      waits_while_free);
   return {std::move(transport), "", false, no_sums(records)};
 }
 

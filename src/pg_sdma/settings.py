@@ -188,9 +188,9 @@ class Settings:
         "PG_SDMA_PATIENCE_MS",
         Kind("milliseconds, above 0", _milliseconds),
         "How long a rank's host waits in a call for its peers to enter the same call, before the "
-        "call goes to the inner backend on all ranks. For GPU tensors it waits so long only while "
-        "the caller's stream holds work that has yet to run, and 50 microseconds otherwise.",
-        means="5 for GPU tensors; the group's timeout for CPU tensors",
+        "call goes to the inner backend on all ranks.",
+        means="for GPU tensors 5 while the caller's stream holds work that has yet to run, 0.05 "
+        "where it holds none; the group's timeout for CPU tensors",
     )
     strict: bool = _variable(
         "PG_SDMA_STRICT",

@@ -54,14 +54,13 @@ int main(int argc, char** argv) {
     options.lane = "cuda";
     options.rank = rank;
     options.world = 2;
-    options.patience = kTimeout;
     Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
     rendezvous.join();
     const auto engine = cuda_engine(rank, driver_path, [] { return caller; });
     const auto no_test = [](Transport&) { return std::string(); };
-    Rendezvous::Result result =
-        rendezvous.vote([&] { return engine; }, no_test, kTimeout);
+    Rendezvous::Result result = rendezvous.vote([&] { return engine; }, no_test, kTimeout);
     if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
+    result.transport->set_patience(kTimeout, /*only_while_free=*/true);
     driver::Context context = nullptr;
     REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
     REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
