@@ -101,9 +101,9 @@ std::optional<kernels::Kernel> compile_with(const py::function& compile, const k
 std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
                         bool capturing, const std::string& unsupported, bool sums,
                         const std::string& why_no_transport, const std::string& why_no_sums,
-                        uint64_t min_bytes, uint64_t min_mean_bytes) {
+                        uint64_t min_bytes, uint64_t min_sum_bytes, uint64_t min_mean_bytes) {
   return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported, sums},
-                        {why_no_transport, why_no_sums, min_bytes, min_mean_bytes});
+                        {why_no_transport, why_no_sums, min_bytes, min_sum_bytes, min_mean_bytes});
 }
 
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
@@ -154,7 +154,7 @@ PYBIND11_MODULE(_C, module) {
              py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
              py::arg("capturing") = false, py::arg("unsupported") = "", py::arg("sums") = false,
              py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",
-             py::arg("min_bytes") = 0, py::arg("min_mean_bytes") = 0);
+             py::arg("min_bytes") = 0, py::arg("min_sum_bytes") = 0, py::arg("min_mean_bytes") = 0);
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

@@ -13,7 +13,7 @@ namespace {
 // and the sum of the last, which nothing hides; the larger, the less their beginnings cost.
 constexpr size_t kPieces = 8;
 constexpr size_t kLeastPiece = size_t{1} << 20;
-constexpr size_t kMostPiece = size_t{8} << 20;
+constexpr size_t kMostPiece = size_t{32} << 20;
 
 // Rows begin at multiples of it: kernels::kStride elements of the largest dtype.
 constexpr size_t kLeastRoom = kernels::kStride * sizeof(double);

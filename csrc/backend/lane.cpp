@@ -268,7 +268,9 @@ void Lane::vote() {
   policy_.refusal = result.reason;
   policy_.no_sums = result.no_sums;
   may_go_direct_ = result.reason.empty();
-  policy_.min_bytes = group_->settings.min_bytes.value_or(engine_ ? engine_->least_bytes() : 0);
+  const auto& least = group_->settings.min_bytes;
+  policy_.min_bytes = least.value_or(engine_ ? engine_->least_bytes() : 0);
+  policy_.min_sum_bytes = least.value_or(engine_ ? engine_->least_sum_bytes() : 0);
   const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
     const std::string how = transport_ ? " read the peers' memory directly"

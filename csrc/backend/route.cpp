@@ -9,7 +9,8 @@ std::string static_refusal(const CallFacts& facts, const Policy& policy) {
   if (facts.capturing) return "graph capture";
   if (facts.coalescing) return "inside a coalescing block";
   if (!facts.even) return "uneven shards";
-  if (facts.output_bytes < policy.min_bytes) return "below PG_SDMA_MIN_BYTES";
+  if (facts.output_bytes < (facts.sums ? policy.min_sum_bytes : policy.min_bytes))
+    return "below PG_SDMA_MIN_BYTES";
   if (facts.tensors > 1 && facts.output_bytes / facts.tensors < policy.min_mean_bytes) {
     return "many small tensors";
   }

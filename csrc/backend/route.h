@@ -23,7 +23,8 @@ struct Policy {
   std::string refusal;          // why the group has no transport; empty when it has one
   std::string no_sums;          // why it cannot sum on the device; empty when it can
   uint64_t min_bytes = 0;       // total output bytes from which a call may go direct
-  uint64_t min_mean_bytes = 0;  // the same for the mean over the tensors of a coalesced call
+  uint64_t min_sum_bytes = 0;   // the same where it sums on the device
+  uint64_t min_mean_bytes = 0;  // as min_bytes for the mean over the tensors of a coalesced call
 };
 
 // Why the call goes to the inner without taking a number; empty when it may go direct.

@@ -68,8 +68,9 @@ struct Identity {
 };
 
 // Below it NCCL's kernel takes less of the device's time than the two waits of a gather, and its
-// host waits for nobody (docs/performance.md, "All-gathers, alone").
+// host waits for nobody (docs/performance.md).
 constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
+constexpr uint64_t kLeastSumBytes = uint64_t{64} << 20;
 
 class CudaEngine final : public Engine {
  public:
@@ -84,6 +85,7 @@ class CudaEngine final : public Engine {
   std::string name() const override { return "cuda"; }
   bool stream_ordered() const override { return true; }
   uint64_t least_bytes() const override { return kLeastBytes; }
+  uint64_t least_sum_bytes() const override { return kLeastSumBytes; }
   bool opens_exports() const override { return true; }
   std::string identity() const override { return identity_.text(); }
 

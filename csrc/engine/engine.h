@@ -152,6 +152,8 @@ class Engine {
   virtual size_t wave_bytes() const { return SIZE_MAX; }
   // Bytes of output over all ranks from which an all-gather is better off here than with the inner.
   virtual uint64_t least_bytes() const { return 0; }
+  // The same of a reduce-scatter's input.
+  virtual uint64_t least_sum_bytes() const { return 0; }
   // True: peers' exports must be opened before use, and opening may be refused.
   virtual bool opens_exports() const = 0;
 

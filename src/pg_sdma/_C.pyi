@@ -37,6 +37,7 @@ def _static_refusal(
     why_no_transport: str = "",
     why_no_sums: str = "",
     min_bytes: int = 0,
+    min_sum_bytes: int = 0,
     min_mean_bytes: int = 0,
 ) -> str:
     """Why a call goes to the inner unnumbered; empty when it may go direct."""

@@ -181,7 +181,7 @@ class Settings:
         _integer(0, "bytes"),
         "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
         "reduce-scatters whose input is.",
-        means="16777216 for GPU tensors (docs/performance.md); 0 for CPU tensors",
+        means="for GPU tensors 16777216, and 67108864 for reduce-scatters; 0 for CPU tensors",
         agreed=True,
     )
     patience_ms: float | None = _variable(

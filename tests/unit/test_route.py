@@ -23,6 +23,9 @@ GIB = 1 << 30
         ({"output_bytes": GIB, "coalescing": True}, "inside a coalescing block"),
         ({"output_bytes": GIB, "even": False}, "uneven shards"),
         ({"output_bytes": 1023, "min_bytes": 1024}, "below PG_SDMA_MIN_BYTES"),
+        ({"output_bytes": 1023, "min_sum_bytes": 1024}, ""),
+        ({"output_bytes": 1023, "sums": True, "min_sum_bytes": 1024}, "below PG_SDMA_MIN_BYTES"),
+        ({"output_bytes": 1023, "sums": True, "min_bytes": 1024}, ""),
         ({"output_bytes": 1024, "min_bytes": 1024}, ""),
         ({"output_bytes": GIB, "tensors": 40, "min_bytes": GIB}, ""),
         # The mean decides for coalesced calls alone.
