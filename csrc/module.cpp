@@ -46,6 +46,7 @@ Settings read_settings(const py::dict& dict) {
       optional_of<uint64_t>(dict, "landing_bytes").value_or(settings.landing_bytes);
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
+  settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "pull";
   settings.strict = optional_of<bool>(dict, "strict").value_or(settings.strict);
   settings.let_peers_read = optional_of<bool>(dict, "ptracer").value_or(settings.let_peers_read);
   settings.ring = optional_of<uint64_t>(dict, "ring").value_or(settings.ring);

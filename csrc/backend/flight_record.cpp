@@ -90,6 +90,7 @@ std::string rank_json(const RankProgress& rank) {
       .number("called", rank.called)
       .number("started", rank.started)
       .number("finished", rank.finished)
+      .number("filled", rank.filled)
       .number("others", rank.others)
       .text("other", rank.other)
       .boolean("departed", rank.departed)

@@ -33,6 +33,7 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   options.enabled = group.settings.enabled;
   options.settings = group.settings.agreed;
   options.ring = group.settings.ring;
+  options.slots = group.settings.slots;
   options.let_peers_read = group.settings.let_peers_read;
   if (group.settings.patience_ms) {
     options.patience =

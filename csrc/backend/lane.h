@@ -32,6 +32,7 @@ struct Settings {
   std::string no_device_sums;         // why reduce-scatters of device tensors cannot go direct
   std::optional<uint64_t> min_bytes;  // none: the engine's default
   std::optional<double> patience_ms;  // none: the engine's default
+  bool slots = true;
   bool strict = false;
   bool let_peers_read = true;
   uint64_t ring = 16;

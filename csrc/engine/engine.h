@@ -179,7 +179,8 @@ class Engine {
   virtual bool capturing() const { return false; }
 
   // A queue whose programs wait and write on counters in [page, page + bytes), host memory that
-  // outlives it.
+  // outlives it. Programs of an engine that runs them on the calling thread also copy to and from
+  // there, for peers.
   virtual std::unique_ptr<Queue> queue(void* page, size_t bytes) = 0;
 };
 

@@ -106,13 +106,16 @@ void copy_peers(const Step* first, const Step* last) {
 
 class HostQueue final : public Queue {
  public:
+  HostQueue(const void* page, size_t bytes)
+      : page_(static_cast<const char*>(page)), end_(page_ + bytes) {}
+
   void follow_caller() override {}
   void caller_follows() override {}
   void follow(void*) override {}
 
   void run(const Program& program, Waiter& waiter) override {
     size_t bytes = 0;
-    for (const Step& step : program) bytes += step.bytes;
+    for (const Step& step : program) bytes += shared(step.destination) ? 0 : step.bytes;
     for (size_t i = 0; i < program.size();) {
       const Step& step = program[i];
       size_t next = i + 1;
@@ -126,11 +129,14 @@ class HostQueue final : public Queue {
           break;
         case Step::Kind::kCopy:
           while (next < program.size() && program[next].kind == Step::Kind::kCopy &&
-                 program[next].space == step.space) {
+                 program[next].space == step.space &&
+                 shared(program[next].destination) == shared(step.destination)) {
             ++next;
           }
           if (step.space == 0) {
-            copy_own(&step, program.data() + next, bytes >= kPastCaches);
+            // What goes to the page is read by a peer next.
+            copy_own(&step, program.data() + next,
+                     bytes >= kPastCaches && !shared(step.destination));
           } else {
             copy_peers(&step, program.data() + next);
           }
@@ -150,6 +156,12 @@ class HostQueue final : public Queue {
     return std::make_shared<Passed>();
   }
   std::shared_ptr<Marker> mark_caller() override { return mark(); }
+
+ private:
+  bool shared(const void* destination) const { return page_ <= destination && destination < end_; }
+
+  const char* const page_;
+  const char* const end_;
 };
 
 class HostEngine final : public Engine {
@@ -170,7 +182,9 @@ class HostEngine final : public Engine {
   void close(const Mapping&) override {}
   std::string identity() const override { return std::to_string(getpid()); }
   Link link_to(const std::string&) const override { return Link::kHostMemory; }
-  std::unique_ptr<Queue> queue(void*, size_t) override { return std::make_unique<HostQueue>(); }
+  std::unique_ptr<Queue> queue(void* page, size_t bytes) override {
+    return std::make_unique<HostQueue>(page, bytes);
+  }
 };
 
 }  // namespace

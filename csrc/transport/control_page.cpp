@@ -23,8 +23,9 @@
 namespace pg_sdma {
 namespace {
 
-constexpr uint64_t kMagic = 0x70675f73646d6131;  // "pg_sdma1"
+constexpr uint64_t kMagic = 0x70675f73646d6132;  // "pg_sdma2"
 constexpr size_t kLine = 64;
+constexpr size_t kPage = 4096;
 
 // Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps
 // the slot, finds out by the number, and throws the torn copy away.
@@ -62,6 +63,7 @@ struct RankLines {
   std::atomic<uint32_t> departed{0};
   alignas(kLine) Counter ready{0};
   alignas(kLine) Counter done{0};
+  alignas(kLine) Counter filled{0};
   alignas(kLine) Counter elsewhere{0};  // collectives given to the inner
   std::array<Counter, 4> elsewhere_name{};
 };
@@ -81,6 +83,10 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, limit, nullptr, 0);
 }
 
+size_t slot_bytes(const SlotShape& slots, int world) {
+  return static_cast<size_t>(world) * slots.count * slots.bytes;
+}
+
 uint64_t random_nonce() {
   uint64_t nonce = 0;
   if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) {
@@ -96,10 +102,11 @@ struct ControlPage::Layout {
   uint64_t nonce;
   uint64_t world;
   uint64_t ring;
+  SlotShape slots;
   Counter fault_claim;  // 1 + reporter of the fault whose text is being written
   Slot<FaultText> fault;
   // Followed by: RankLines[world], Counter verdict[ring], Slot<CallRecord>[world][ring],
-  // Slot<Ticket>[world][kTickets], each from a new cache line.
+  // Slot<Ticket>[world][kTickets], each from a new cache line, and slots.count slots a rank.
 
   struct Offsets {
     size_t lines, verdicts, records, tickets, end;
@@ -109,7 +116,8 @@ struct ControlPage::Layout {
       verdicts = align(lines + world * sizeof(RankLines));
       records = align(verdicts + ring * sizeof(Counter));
       tickets = align(records + world * ring * sizeof(Slot<CallRecord>));
-      end = align(tickets + world * kTickets * sizeof(Slot<Ticket>));
+      end = tickets + world * kTickets * sizeof(Slot<Ticket>);
+      end = (end + kPage - 1) / kPage * kPage;
     }
   };
 
@@ -139,8 +147,8 @@ size_t ControlPage::bytes(int world, uint64_t ring) {
   return Layout::Offsets(static_cast<size_t>(world), ring).end;
 }
 
-ControlPage::ControlPage(int descriptor, int world, uint64_t ring)
-    : size_(bytes(world, ring)), descriptor_(descriptor), world_(world), ring_(ring) {
+ControlPage::ControlPage(int descriptor, size_t size, int world, uint64_t ring)
+    : size_(size), descriptor_(descriptor), world_(world), ring_(ring) {
   void* const base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
   if (base == MAP_FAILED) {
     const int error = errno;
@@ -156,25 +164,26 @@ ControlPage ControlPage::share() const {
   return other;
 }
 
-ControlPage ControlPage::create(int world, uint64_t ring) {
+ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots) {
   inject::at("memfd");
   const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
   // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later.
-  const auto size = static_cast<off_t>(bytes(world, ring));
-  if (const int error = posix_fallocate(descriptor, 0, size)) {
+  const size_t size = bytes(world, ring) + slot_bytes(slots, world);
+  if (const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(size))) {
     ::close(descriptor);
     throw std::system_error(error, std::generic_category(), "allocating the control page");
   }
   // Nobody can shrink it under the others, who would end by SIGBUS.
   fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-  ControlPage page(descriptor, world, ring);
+  ControlPage page(descriptor, size, world, ring);
   // The file reads as zeros, which is the initial state of everything but the header.
   Layout& layout = page.layout();
   layout.magic = kMagic;
   layout.nonce = random_nonce();
   layout.world = static_cast<uint64_t>(world);
   layout.ring = ring;
+  layout.slots = page.slots_ = slots;
   return page;
 }
 
@@ -184,14 +193,19 @@ ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int wor
   const int own = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (own < 0) throw std::system_error(errno, std::generic_category(), "opening " + path);
   struct stat status{};
-  if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) != bytes(world, ring)) {
+  const size_t least = bytes(world, ring);
+  if (fstat(own, &status) != 0 || static_cast<size_t>(status.st_size) < least) {
     ::close(own);
     throw std::runtime_error(path + " is not the control page: wrong size");
   }
-  ControlPage page(own, world, ring);
+  ControlPage page(own, static_cast<size_t>(status.st_size), world, ring);
   const Layout& layout = page.layout();
   if (layout.magic != kMagic || layout.nonce != nonce) {
     throw std::runtime_error(path + " is not the control page: wrong nonce");
+  }
+  page.slots_ = layout.slots;
+  if (page.size_ != least + slot_bytes(page.slots_, world)) {
+    throw std::runtime_error(path + " is not the control page: wrong slots");
   }
   page.close_descriptor();
   return page;
@@ -202,7 +216,8 @@ ControlPage::ControlPage(ControlPage&& other) noexcept
       size_(other.size_),
       descriptor_(std::exchange(other.descriptor_, -1)),
       world_(other.world_),
-      ring_(other.ring_) {}
+      ring_(other.ring_),
+      slots_(other.slots_) {}
 
 ControlPage::~ControlPage() { close_descriptor(); }
 
@@ -291,6 +306,19 @@ Counter& ControlPage::ready(int rank) { return layout().of(rank).ready; }
 Counter& ControlPage::done(int rank) { return layout().of(rank).done; }
 uint64_t ControlPage::ready(int rank) const { return layout().of(rank).ready; }
 uint64_t ControlPage::done(int rank) const { return layout().of(rank).done; }
+Counter& ControlPage::filled(int rank) { return layout().of(rank).filled; }
+uint64_t ControlPage::filled(int rank) const { return layout().of(rank).filled; }
+
+char* ControlPage::slot(int rank, uint64_t index) const {
+  const uint64_t before = static_cast<uint64_t>(rank) * slots_.count + index;
+  return static_cast<char*>(base_.get()) + bytes(world_, ring_) + before * slots_.bytes;
+}
+
+int ControlPage::writer(const Counter& counter) const {
+  const auto* lines = reinterpret_cast<const char*>(&layout().of(0));
+  return static_cast<int>((reinterpret_cast<const char*>(&counter) - lines) /
+                          static_cast<ptrdiff_t>(sizeof(RankLines)));
+}
 
 void ControlPage::post_ticket(int rank, const Ticket& ticket) {
   auto* slot = layout().find_ticket(rank, ticket.export_id, 0);

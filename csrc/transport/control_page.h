@@ -1,5 +1,6 @@
 // The control page: host shared memory of one group. Records, counters and verdicts live here;
 // every rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
+// Behind it may lie slots, which carry bytes of CPU tensors.
 #pragma once
 
 #include <array>
@@ -23,6 +24,7 @@ struct CallRecord {
   CallSummary summary;
   uint32_t tensors = 0;       // of this operation
   uint32_t call_tensors = 0;  // of the call that it is a part of
+  uint32_t pulls = 0;         // whether this rank asks for pulls instead of slots
   char operation[40] = {};
   char dtype[20] = {};
   char reduction[44] = {};   // of a reduce-scatter
@@ -33,6 +35,12 @@ struct CallRecord {
   };
 };
 
+// The slots of each rank behind the page (transport/slots.h); none where `count` is 0.
+struct SlotShape {
+  uint64_t count = 0;
+  uint64_t bytes = 0;  // of one slot
+};
+
 // How long a host waits, and for what it gives up early.
 using Clock = std::chrono::steady_clock;
 
@@ -40,10 +48,10 @@ class ControlPage {
  public:
   static constexpr int kTickets = 128;  // exports of one rank that its peers can look up at a time
 
-  static size_t bytes(int world, uint64_t ring);
+  static size_t bytes(int world, uint64_t ring);  // without slots
 
   // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor().
-  static ControlPage create(int world, uint64_t ring);
+  static ControlPage create(int world, uint64_t ring, const SlotShape& slots = {});
   // Maps the page that process `pid` holds open as `descriptor`. Throws std::runtime_error with the
   // reason when it cannot, or when it is not the page whose nonce is `nonce`.
   static ControlPage attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring);
@@ -91,6 +99,15 @@ class ControlPage {
   uint64_t ready(int rank) const;
   uint64_t done(int rank) const;
 
+  // -- slots: the last wave that a rank has put into its own, and where they are
+  SlotShape slots() const { return slots_; }
+  char* slot(int rank, uint64_t index) const;
+  Counter& filled(int rank);
+  uint64_t filled(int rank) const;
+
+  // The rank that writes one of the counters of the data path.
+  int writer(const Counter& counter) const;
+
   // -- tickets of one rank's exports, found by export id
   // Of an export that has none. It replaces another only where all kTickets are posted.
   void post_ticket(int rank, const Ticket& ticket);
@@ -113,7 +130,7 @@ class ControlPage {
 
  private:
   struct Layout;
-  ControlPage(int descriptor, int world, uint64_t ring);
+  ControlPage(int descriptor, size_t size, int world, uint64_t ring);
   ControlPage(const ControlPage&) = default;
   Layout& layout() const { return *static_cast<Layout*>(base_.get()); }
 
@@ -122,6 +139,7 @@ class ControlPage {
   int descriptor_ = -1;
   int world_ = 0;
   uint64_t ring_ = 0;
+  SlotShape slots_;  // as the page says: what a peer writes there later changes nothing here
 };
 
 }  // namespace pg_sdma

@@ -16,20 +16,37 @@ void DirectPull::carry(const Call& call) {
     if (watchdog_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
+    const auto began = Clock::now();
+    waited_ = {};
     queue_->run(program_, *waiting);
+    if (!options_.keep_slots && through_slots(call) && !slots_.hold(call)) {
+      slots_.ran(Clock::now() - began, waited_);
+    }
     // A rank that raises gives its input away, perhaps while this one was reading it.
     if (!engine_->stream_ordered()) check_fault();
     sharing_.settle(number_, /*direct=*/true);
   });
 }
 
+bool DirectPull::through_slots(const Call& call) const {
+  if (!slots_.any() || slots_.hold(call)) return slots_.any();
+  return std::none_of(records_.begin(), records_.end(),
+                      [](const CallRecord& record) { return record.pulls != 0; });
+}
+
 void DirectPull::write_program(const Call& call) {
   const int rank = options_.rank;
   const int world = options_.world;
   program_.clear();
+  if (through_slots(call)) {
+    first_wave_ = slots_.number() + 1;
+    slots_.write(call, program_);
+    program_.push_back(Step::write(page_.done(rank), number_));
+    return;  // peers find in the slots what they have not read yet
+  }
   if (engine_->stream_ordered()) {
     program_.push_back(Step::write(page_.ready(rank), number_));
-    const Wave all = std::move(waves(call, SIZE_MAX).front());
+    const Wave all = std::move(cut(call, SIZE_MAX).front());
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
@@ -39,7 +56,7 @@ void DirectPull::write_program(const Call& call) {
     program_.push_back(Step::write(page_.done(rank), number_));
     copy_own(call, all);
   } else {
-    for (const Wave& wave : waves(call, engine_->wave_bytes())) {
+    for (const Wave& wave : cut(call, engine_->wave_bytes())) {
       copy_own(call, wave);
       for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave);
     }
@@ -48,25 +65,6 @@ void DirectPull::write_program(const Call& call) {
   for (int i = 1; i < world; ++i) {
     program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
   }
-}
-
-std::vector<DirectPull::Wave> DirectPull::waves(const Call& call, size_t most) {
-  std::vector<Wave> waves(1);
-  size_t room = most;
-  for (size_t tensor = 0; tensor < call.pieces.size(); ++tensor) {
-    const size_t bytes = call.pieces[tensor].bytes;
-    for (size_t offset = 0; offset < bytes;) {
-      if (room == 0) {
-        waves.emplace_back();
-        room = most;
-      }
-      const size_t part = std::min(bytes - offset, room);
-      waves.back().push_back({tensor, offset, part});
-      offset += part;
-      room -= part;
-    }
-  }
-  return waves;
 }
 
 void DirectPull::copy_own(const Call& call, const Wave& parts) {

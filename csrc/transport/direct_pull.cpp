@@ -18,6 +18,11 @@ namespace {
 // Looks at a peer's bell, between two yields of a spinning rank: a microsecond's worth.
 constexpr int kLooksPerYield = 20;
 
+// Before the first yield of a rank that waits for a peer's copies: longer than a wave takes,
+// because who yields to another program comes back only milliseconds later, with its peers waiting
+// by then.
+constexpr int kLooksBeforeYield = 400;
+
 // How often a sleeping rank looks whether the one it waits for still lives.
 constexpr std::chrono::milliseconds kLook{50};
 
@@ -150,23 +155,37 @@ class DirectPull::HostWaiter final : public Waiter {
       : self_(self), call_(call), deadline_(self.started_ + call.timeout) {}
 
   void wait(Counter& counter, uint64_t value) override {
-    const int rank = owner(counter);
-    for (;;) {
-      const uint32_t heard = self_.page_.bell(rank);
-      if (counter.load() >= value) return;
-      if (Clock::now() >= deadline_) {
-        self_.fail(self_.who_is_missing(call_, rank, "has not finished reading"));
-      }
-      self_.await(rank, heard, deadline_);
-    }
+    if (counter.load() >= value) return;
+    const auto began = Clock::now();
+    if (!comes_at_once(counter, value)) wait_long(counter, value);
+    // Until the first wave comes is how long a rank took to come, for which pulls wait, too.
+    if (value > self_.first_wave_) self_.waited_ += Clock::now() - began;
   }
   void wrote() override { self_.page_.ring_bell(self_.options_.rank); }
 
  private:
-  int owner(const Counter& counter) const {
-    int rank = 0;
-    while (&self_.page_.done(rank) != &counter && &self_.page_.ready(rank) != &counter) ++rank;
-    return rank;
+  bool comes_at_once(const Counter& counter, uint64_t value) const {
+    if (self_.options_.spin.count() == 0) return false;
+    for (int i = 0; i < kLooksBeforeYield; ++i) {
+      relax();
+      if (counter.load() >= value) return true;
+    }
+    return false;
+  }
+
+  void wait_long(Counter& counter, uint64_t value) {
+    const int rank = self_.page_.writer(counter);
+    for (;;) {
+      const uint32_t heard = self_.page_.bell(rank);
+      if (counter.load() >= value) return;
+      if (Clock::now() >= deadline_) {
+        const int culprit = self_.furthest_behind(rank);
+        const bool shares = self_.page_.filled(culprit) < self_.page_.filled(self_.options_.rank);
+        self_.fail(self_.who_is_missing(
+            call_, culprit, shares ? "has not finished sharing" : "has not finished reading"));
+      }
+      self_.await(rank, heard, deadline_);
+    }
   }
 
   DirectPull& self_;
@@ -180,6 +199,7 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
       engine_(std::move(engine)),
       page_(std::move(page)),
       peers_(std::move(peers)),
+      slots_(page_, options_.rank, options_.world, page_.slots().count / 2),
       sharing_(options_.rank, engine_, page_, std::move(identities)),
       queue_(engine_->queue(page_.data(), page_.size())),
       records_(options_.world) {
@@ -289,6 +309,7 @@ CallRecord DirectPull::describe(const Call& call) {
   const std::vector<Region> regions = call.regions();
   record.tensors = static_cast<uint32_t>(regions.size());
   const std::vector<uint64_t> shards = call.shards();
+  record.pulls = slots_.objects(call) ? 1 : 0;
   record.call_tensors = static_cast<uint32_t>(shards.size());
   for (const uint64_t bytes : shards) {
     record.total_bytes += bytes * static_cast<uint64_t>(options_.world);
@@ -414,6 +435,14 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
           "every rank (first to differ: rank "
        << verdict.rank << ").";
   return text.str();
+}
+
+int DirectPull::furthest_behind(int rank) const {
+  // Who waits for a peer's slot has filled more of its own.
+  for (int peer = 0; peer < options_.world; ++peer) {
+    if (page_.done(peer) < number_ && page_.filled(peer) < page_.filled(rank)) rank = peer;
+  }
+  return rank;
 }
 
 std::string DirectPull::who_is_missing(const Call& call, int rank, const char* what) const {

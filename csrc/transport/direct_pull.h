@@ -1,5 +1,5 @@
 // All-gathers and reduce-scatters in which every rank pulls what it needs of its peers' tensors
-// from where they lie.
+// from where they lie, or all-gathers it through the page's slots where it has some.
 #pragma once
 
 #include <atomic>
@@ -14,8 +14,10 @@
 #include "transport/peers.h"
 #include "transport/progress.h"
 #include "transport/sharing.h"
+#include "transport/slots.h"
 #include "transport/transport.h"
 #include "transport/watchdog.h"
+#include "transport/waves.h"
 
 namespace pg_sdma {
 
@@ -32,6 +34,7 @@ class DirectPull final : public Transport {
     // Not so long where that costs the device time: see Patience.
     bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
+    bool keep_slots = false;            // for tests: also after calls that were spent waiting
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
     // anything else comes of it.
     std::function<void(const std::string&)> on_fault;
@@ -67,15 +70,8 @@ class DirectPull final : public Transport {
   class HostWaiter;
   using Deadline = Clock::time_point;
 
-  // Bytes [offset, offset + bytes) of every rank's shard of one tensor.
-  struct Part {
-    size_t tensor = 0;
-    size_t offset = 0;
-    size_t bytes = 0;
-  };
-  using Wave = std::vector<Part>;
-
-  static std::vector<Wave> waves(const Call& call, size_t most);
+  // Whether an all-gather goes through the slots: all ranks find the same.
+  bool through_slots(const Call& call) const;
   void write_program(const Call& call);  // of an all-gather, into program_
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
@@ -105,6 +101,8 @@ class DirectPull final : public Transport {
   [[noreturn]] void fail(const std::string& text);
   [[noreturn]] void fail_carrying(const std::string& why);
   std::string explain_error(const Verdict& verdict) const;
+  // The one of `rank` and those that it may be waiting for itself that is furthest behind.
+  int furthest_behind(int rank) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
   std::string this_operation() const;  // as messages name it
 
@@ -112,6 +110,7 @@ class DirectPull final : public Transport {
   std::shared_ptr<Engine> engine_;
   ControlPage page_;
   std::unique_ptr<Peers> peers_;
+  Slots slots_;
   Sharing sharing_;
   std::unique_ptr<Queue> queue_;  // after sharing_: copies end before what they read is closed
 
@@ -125,6 +124,8 @@ class DirectPull final : public Transport {
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
   Program program_;
   std::deque<Launch> launches_;  // of program_
+  uint64_t first_wave_ = 0;      // of the program that runs, where it goes through slots
+  Clock::duration waited_{};     // for later waves
 };
 
 }  // namespace pg_sdma

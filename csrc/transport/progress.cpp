@@ -10,11 +10,18 @@ namespace {
 
 constexpr size_t kMostNamed = 8;  // the text of a fault is bounded
 
-// 0: has not called, 1: has not started, 2: has not read all, 3: done.
-int stage(const RankProgress& rank, uint64_t number, bool stream_ordered) {
-  if (rank.finished >= number) return 3;
+// What ranks are behind with, in order.
+constexpr const char* kBehind[] = {"Not called by", "Called but not started by",
+                                   "Not finished sharing by", "Not finished reading by"};
+constexpr int kDone = 4;
+
+// An index of kBehind, or kDone. `filled`: the most waves that a rank has put into its slots. One
+// with fewer holds the others up.
+int stage(const RankProgress& rank, uint64_t number, uint64_t filled, bool stream_ordered) {
+  if (rank.finished >= number) return kDone;
   if (rank.called < number) return 0;
-  return stream_ordered && rank.started < number ? 1 : 2;
+  if (stream_ordered && rank.started < number) return 1;
+  return rank.filled < filled ? 2 : 3;
 }
 
 std::string where(const RankProgress& rank) {
@@ -38,6 +45,7 @@ std::vector<RankProgress> read_progress(const ControlPage& page, const Peers& pe
     progress.called = page.called(rank);
     progress.started = page.ready(rank);
     progress.finished = page.done(rank);
+    progress.filled = page.filled(rank);
     std::tie(progress.others, progress.other) = page.elsewhere(rank);
     progress.departed = page.departed(rank);
     progress.ended = peers.gone(rank);
@@ -48,22 +56,23 @@ std::vector<RankProgress> read_progress(const ControlPage& page, const Peers& pe
 
 std::string tell_progress(const std::vector<RankProgress>& ranks, uint64_t number,
                           bool stream_ordered, std::chrono::duration<double> waited) {
-  constexpr const char* behind[] = {"Not called by", "Called but not started by",
-                                    "Not finished reading by"};
+  uint64_t filled = 0;
+  for (const RankProgress& rank : ranks) filled = std::max(filled, rank.filled);
   std::ostringstream text;
   const RankProgress* culprit = nullptr;
-  for (int at = 0; at < 3; ++at) {
+  for (int at = 0; at < kDone; ++at) {
     size_t named = 0;
     for (const RankProgress& rank : ranks) {
-      if (stage(rank, number, stream_ordered) != at) continue;
+      if (stage(rank, number, filled, stream_ordered) != at) continue;
       // Of those equally far behind, one that is no more comes first.
-      const bool worse = culprit == nullptr ||
-                         (stage(*culprit, number, stream_ordered) == at &&
-                          std::tuple(!rank.ended, rank.called, rank.finished) <
-                              std::tuple(!culprit->ended, culprit->called, culprit->finished));
+      const bool worse =
+          culprit == nullptr ||
+          (stage(*culprit, number, filled, stream_ordered) == at &&
+           std::tuple(!rank.ended, rank.called, rank.finished, rank.filled) <
+               std::tuple(!culprit->ended, culprit->called, culprit->finished, culprit->filled));
       if (worse) culprit = &rank;
       if (++named > kMostNamed) continue;
-      text << (named == 1 ? behind[at] : ",") << " rank " << rank.rank;
+      text << (named == 1 ? kBehind[at] : ",") << " rank " << rank.rank;
       if (at == 0) text << " (" << where(rank) << ")";
     }
     if (named > kMostNamed) text << " and " << named - kMostNamed << " more";

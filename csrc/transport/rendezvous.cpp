@@ -1,5 +1,6 @@
 #include "transport/rendezvous.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -139,12 +140,25 @@ std::string link_objection(Link link, const Rendezvous::Options& options) {
   }
 }
 
+// Whether every rank may have a core to itself.
+bool a_core_each(int world) {
+  cpu_set_t allowed;
+  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
+                        ? CPU_COUNT(&allowed)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  return world <= cores;
+}
+
 std::chrono::microseconds spin_for(int world) {
   // To sleep and be woken takes as long as a small gather. But spinning only pays when every rank
   // has a core to itself while it does.
-  return static_cast<unsigned>(world) <= std::thread::hardware_concurrency()
-             ? std::chrono::microseconds(200)
-             : std::chrono::microseconds(0);
+  return std::chrono::microseconds(a_core_each(world) ? 200 : 0);
+}
+
+// Slots need every rank at work at the same time; pulls do not.
+SlotShape slots_for(const Rendezvous::Options& options, const Engine& engine) {
+  if (!options.slots || engine.stream_ordered() || !a_core_each(options.world)) return {};
+  return Slots::shape(options.world, ControlPage::bytes(options.world, options.ring));
 }
 
 }  // namespace
@@ -234,7 +248,8 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     if (options_.let_peers_read && !engine->opens_exports()) let_peers_read();
     answer = {{"identity", one_line(engine->identity())}};
     if (options_.rank == 0) {
-      page.emplace(ControlPage::create(options_.world, options_.ring));
+      page.emplace(
+          ControlPage::create(options_.world, options_.ring, slots_for(options_, *engine)));
       answer["page"] = std::to_string(page->descriptor());
       answer["nonce"] = std::to_string(page->nonce());
     }

@@ -39,6 +39,7 @@ class Rendezvous {
     std::string settings;  // what must be equal on all ranks, as text
     uint64_t ring = 16;
     std::optional<std::chrono::microseconds> patience;  // none: the engine's default
+    bool slots = true;                                  // where there is a core a rank
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;

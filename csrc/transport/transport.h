@@ -45,8 +45,9 @@ struct Call {
   bool listed = false;  // the slices are tensors of their own: one share, at most kMaxTensors ranks
   // Where this is part of a longer call: bytes of a shard or slice of each tensor of all of it.
   std::vector<uint64_t> whole;
-  std::string invalid;  // why the arguments are bad; empty when they are good
-  std::string unable;   // why this rank cannot carry the call; empty when it can
+  std::string invalid;      // why the arguments are bad; empty when they are good
+  std::string unable;       // why this rank cannot carry the call; empty when it can
+  bool overlapped = false;  // the caller computes meanwhile, and may need this core for it
   std::chrono::milliseconds timeout{0};
 
   bool reduces() const { return !reduction.empty(); }

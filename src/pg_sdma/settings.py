@@ -146,7 +146,8 @@ class Settings:
         "PG_SDMA_TRANSPORT",
         _choice("auto", "pull"),
         "What carries the direct route: `pull` reads the peers' tensors where they lie. `auto` "
-        "takes the best there is, which is pull.",
+        "takes the best there is: for all-gathers of CPU tensors at most 1 MiB of shared memory a "
+        "group, where every rank has a core and the ranks are few, and pull for all others.",
         default="auto",
         agreed=True,
     )

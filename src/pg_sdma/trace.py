@@ -48,6 +48,8 @@ class Rank(TypedDict):
     called: int
     started: int
     finished: int
+    filled: int
+    """Waves of bytes that it has put into its slots; 0 in a group without slots."""
     others: int
     """Collectives that it has given to the inner."""
     other: str

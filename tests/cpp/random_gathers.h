@@ -245,6 +245,7 @@ class Rank {
     call.operation = "stress_all_gather";
     call.dtype = "Byte";
     call.timeout = setting_.timeout;
+    call.overlapped = draw(16) == 0;  // ranks may differ in it
     for (Tensor& tensor : tensors) {
       pg_sdma::Piece piece{tensor.input(), tensor.bytes, {}};
       for (int r = 0; r < setting_.world; ++r) piece.outputs.push_back(tensor.shard(r));

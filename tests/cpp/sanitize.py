@@ -15,7 +15,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
-TESTS = ("tests/unit/test_transport.py", "tests/unit/test_standin.py")
+TESTS = (
+    "tests/unit/test_transport.py",
+    "tests/unit/test_slot_programs.py",
+    "tests/unit/test_standin.py",
+)
 
 
 def main(arguments: list[str]) -> int:

@@ -1,8 +1,10 @@
 // Random all-gathers over the host engine, with ranks as processes or as threads of one, until a
 // rank meets its fate, if it is given one.
 //
-//   stress_transport <processes|threads> <fate> <world> <operations> <patience in us> <seed>
+//   stress_transport <processes|threads> <pull|slots> <fate> <world> <operations>
+//                    <patience in us> <seed>
 //
+// `slots`: all-gathers go through the page's slots, here few and small.
 // Fates, of one rank after half of the operations:
 //   none    all run to the end
 //   killed  by a signal, at any point of an operation (processes)
@@ -10,6 +12,7 @@
 //   departs destroys the group early
 //   aborts  from two other threads at once
 //   stalls  beyond the timeout (no patience)
+//   stops   by a signal, at any point of an operation, beyond the timeout (processes, no patience)
 // Then every other rank must get a GroupFault that names it, again at every later call. The inner
 // is left out: an operation that goes there does nothing.
 //
@@ -33,7 +36,7 @@ using pg_sdma::DirectPull;
 using pg_sdma::GroupFault;
 using pg_sdma::Peers;
 
-enum class Fate { kNone, kKilled, kExits, kDeparts, kAborts, kStalls };
+enum class Fate { kNone, kKilled, kExits, kDeparts, kAborts, kStalls, kStops };
 
 struct Run {
   Setting setting;
@@ -73,6 +76,12 @@ void meet_fate(const Run& run, Rank& self, DirectPull& transport,
       kill(getpid(), SIGKILL);
       break;
     }
+    case Fate::kStops:
+      helpers.emplace_back([seed = run.setting.seed] {
+        std::this_thread::sleep_for(std::chrono::microseconds(seed * 7919 % 3000));
+        kill(getpid(), SIGSTOP);  // all threads, until a peer has raised
+      });
+      break;
     case Fate::kExits:
       _exit(0);
     case Fate::kAborts:
@@ -108,6 +117,10 @@ void check_fault(const Run& run, int rank, const std::string& what) {
     case Fate::kStalls:
       stories = {victim + " has not made this call"};
       break;
+    case Fate::kStops:
+      stories = {victim + " has not made this call", victim + " has not finished sharing",
+                 victim + " has not finished reading"};
+      break;
     default:
       break;
   }
@@ -125,6 +138,7 @@ void be_rank(const Run& run, int rank) {
   options.world = setting.world;
   options.ring = 2;
   options.patience = setting.patience;
+  options.keep_slots = setting.seed % 4 != 3;
   options.spin = std::chrono::microseconds(setting.seed % 2 == 0 ? 0 : 20);
   const std::vector<int> pids = run.pids(rank);
   std::vector<std::string> identities;
@@ -145,6 +159,7 @@ void be_rank(const Run& run, int rank) {
       }
     } catch (const GroupFault& error) {
       check_fault(run, rank, error.what());
+      if (run.fate == Fate::kStops) kill(shared->pids[run.victim], SIGCONT);
       try {
         self.gather();
         give_up("rank %d: a call after the fault did not raise", rank);
@@ -231,18 +246,20 @@ int run_processes(Run& run, const ControlPage& page) {
 
 int main(int argc, char** argv) {
   using namespace stress;
-  if (argc != 7) give_up("see the top of %s for the arguments", __FILE__);
+  if (argc != 8) give_up("see the top of %s for the arguments", __FILE__);
   alarm(125);
   const bool threads = std::string(argv[1]) == "threads";
-  const std::vector<std::string> fates{"none", "killed", "exits", "departs", "aborts", "stalls"};
+  const std::vector<std::string> fates{"none",   "killed", "exits", "departs",
+                                       "aborts", "stalls", "stops"};
   Run run;
-  run.fate = static_cast<Fate>(std::find(fates.begin(), fates.end(), argv[2]) - fates.begin());
-  run.setting.world = std::atoi(argv[3]);
-  run.setting.operations = static_cast<uint64_t>(std::atol(argv[4]));
-  run.setting.patience = std::chrono::microseconds(std::atol(argv[5]));
-  run.setting.seed = static_cast<unsigned>(std::atoi(argv[6]));
+  run.fate = static_cast<Fate>(std::find(fates.begin(), fates.end(), argv[3]) - fates.begin());
+  run.setting.world = std::atoi(argv[4]);
+  run.setting.operations = static_cast<uint64_t>(std::atol(argv[5]));
+  run.setting.patience = std::chrono::microseconds(std::atol(argv[6]));
+  run.setting.seed = static_cast<unsigned>(std::atoi(argv[7]));
   run.victim = static_cast<int>(run.setting.seed) % run.setting.world;
-  if (run.fate == Fate::kStalls) run.setting.timeout = std::chrono::milliseconds(2000);
+  if (run.fate == Fate::kStalls || run.fate == Fate::kStops)
+    run.setting.timeout = std::chrono::milliseconds(2000);
   if (run.setting.world > kMostRanks || run.setting.operations > kMostOperations) {
     give_up("at most %d ranks and %lu operations", kMostRanks, kMostOperations);
   }
@@ -250,6 +267,10 @@ int main(int argc, char** argv) {
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) give_up("mmap: %s", std::strerror(errno));
   shared = new (memory) Shared{};
-  const ControlPage page = ControlPage::create(run.setting.world, 2);
+  pg_sdma::SlotShape slots;
+  if (std::string(argv[2]) == "slots") {
+    slots = {run.setting.seed % 2 == 0 ? uint64_t{2} : 8, 4096};
+  }
+  const ControlPage page = ControlPage::create(run.setting.world, 2, slots);
   return threads ? run_threads(run, page) : run_processes(run, page);
 }

@@ -31,9 +31,10 @@ def counts(program: Path, *arguments: object) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("way", ["pull", "slots"])
 @pytest.mark.parametrize("ranks", ["processes", "threads"])
-def test_gathers_are_right(stress: Path, ranks: str, world: int) -> None:
-    went = counts(stress, ranks, "none", world, 500, 0, 1)
+def test_gathers_are_right(stress: Path, ranks: str, way: str, world: int) -> None:
+    went = counts(stress, ranks, way, "none", world, 500, 0, 1)
     assert went["inner"] == went["unfinished"] == 0
     assert went["direct"] > 400
     assert went["error"] > 20
@@ -45,15 +46,18 @@ def test_tickets_are_found_whatever_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("patience", [100, 2000])
+@pytest.mark.parametrize("way", ["pull", "slots"])
 @pytest.mark.parametrize("ranks", ["processes", "threads"])
-def test_gathers_are_right_where_ranks_are_late(stress: Path, ranks: str, patience: int) -> None:
-    went = counts(stress, ranks, "none", 3, 1000, patience, 2)
+def test_gathers_are_right_where_ranks_are_late(
+    stress: Path, ranks: str, way: str, patience: int
+) -> None:
+    went = counts(stress, ranks, way, "none", 3, 1000, patience, 2)
     assert went["unfinished"] == 0
     assert went["direct"] > 0
     assert went["inner"] > 0
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("way", "seed"), [("pull", 0), ("slots", 1), ("slots", 2)])
 @pytest.mark.parametrize("patience", [0, 300])
 @pytest.mark.parametrize(
     ("ranks", "fate"),
@@ -67,23 +71,38 @@ def test_gathers_are_right_where_ranks_are_late(stress: Path, ranks: str, patien
     ],
 )
 def test_the_others_are_told_who_left(
-    stress: Path, ranks: str, fate: str, patience: int, seed: int
+    stress: Path, ranks: str, fate: str, patience: int, way: str, seed: int
 ) -> None:
-    counts(stress, ranks, fate, 3, 100, patience, seed)
+    counts(stress, ranks, way, fate, 3, 100, patience, seed)
 
 
 @pytest.mark.parametrize("ranks", ["processes", "threads"])
 def test_the_others_are_told_who_stalls(stress: Path, ranks: str) -> None:
-    went = counts(stress, ranks, "stalls", 3, 40, 0, 1)
+    went = counts(stress, ranks, "slots", "stalls", 3, 40, 0, 1)
     assert went["unfinished"] == 20
+
+
+@pytest.mark.parametrize(("way", "seed"), [("pull", 11), ("slots", 11), ("slots", 13)])
+def test_the_others_are_told_who_is_stopped(stress: Path, way: str, seed: int) -> None:
+    counts(stress, "processes", way, "stops", 3, 40, 0, seed)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("fate", ["killed", "aborts"])
+def test_the_others_are_told_at_many_moments(stress: Path, fate: str) -> None:
+    for seed in range(100):
+        counts(stress, "processes", "slots", fate, 2 + seed % 3, 100, 0, seed)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("patience", [0, 50, 500, 3000])
+@pytest.mark.parametrize("way", ["pull", "slots"])
 @pytest.mark.parametrize("ranks", ["processes", "threads"])
-def test_many_gathers_are_right(stress: Path, ranks: str, patience: int, seed: int) -> None:
-    went = counts(stress, ranks, "none", 2 + seed % 4, 5000, patience, seed)
+def test_many_gathers_are_right(
+    stress: Path, ranks: str, way: str, patience: int, seed: int
+) -> None:
+    went = counts(stress, ranks, way, "none", 2 + seed % 4, 5000, patience, seed)
     assert went["unfinished"] == 0
 
 
