@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -40,6 +41,8 @@ def calls(driver: Driver) -> Iterator[tuple[str, Callable[[], int]]]:
     target.copy_(source)  # turns on peer access
     destination, origin = long(target.data_ptr()), long(source.data_ptr())
     one, other = long(page.address(0)), long(page.address(8))
+    peer_context = Driver(torch.cuda.device_count() - 1).context
+    driver.enter()
     status, mode, context = ctypes.c_int(), ctypes.c_int(2), ctypes.c_void_p()
     numbers, values = (ctypes.c_int * 2)(BUFFER_ID, BLOCK_ID), (ctypes.c_uint64 * 2)()
     first = ctypes.addressof(values)
@@ -60,10 +63,8 @@ def calls(driver: Driver) -> Iterator[tuple[str, Callable[[], int]]]:
         lambda: library.cuStreamIsCapturing(caller, ctypes.byref(status)),
     )
     for n in (1, 2):
-        yield (
-            f"cuPointerGetAttributes, {n}",
-            lambda n=n: library.cuPointerGetAttributes(n, numbers, places, destination),
-        )
+        ask = partial(library.cuPointerGetAttributes, n, numbers, places, destination)
+        yield f"cuPointerGetAttributes, {n}", ask
     yield "cuEventRecord", lambda: library.cuEventRecord(event, caller)
     yield "cuStreamWaitEvent", lambda: library.cuStreamWaitEvent(stream, event, 0)
     yield (
@@ -83,9 +84,13 @@ def calls(driver: Driver) -> Iterator[tuple[str, Callable[[], int]]]:
         "cuStreamBatchMemOp, write and wait",
         operate(write(page.address(0), 1), wait(page.address(8), 0)),
     )
+    for name in ("cuMemcpyAsync", "cuMemcpyDtoDAsync_v2"):
+        copy = partial(getattr(library, name), destination, origin, long(SHARD), stream)
+        yield f"{name} from the peer", copy
+    own, others = (long(c) for c in (driver.context, peer_context))
     yield (
-        "cuMemcpyAsync from the peer",
-        lambda: library.cuMemcpyAsync(destination, origin, long(SHARD), stream),
+        "cuMemcpyPeerAsync from the peer",
+        lambda: library.cuMemcpyPeerAsync(destination, own, origin, others, long(SHARD), stream),
     )
 
 

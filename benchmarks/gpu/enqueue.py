@@ -144,7 +144,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=100, help="calls of each size")
     options = parser.parse_args()
     options.device, options.ranks = "cuda", 2
-    os.environ["PG_SDMA_MIN_BYTES"] = "0"
+    os.environ.update(PG_SDMA_MIN_BYTES="0", PG_SDMA_PATIENCE_MS="1000")
     with contextlib.ExitStack() as until_the_end:
         if 0 < torch.cuda.device_count() < options.ranks:
             os.environ.update(until_the_end.enter_context(mps.daemon()))

@@ -272,6 +272,8 @@ void Lane::vote() {
   const auto& least = group_->settings.min_bytes;
   policy_.min_bytes = least.value_or(engine_ ? engine_->least_bytes() : 0);
   policy_.min_sum_bytes = least.value_or(engine_ ? engine_->least_sum_bytes() : 0);
+  // A copy for each tensor, where the inner has one kernel for all.
+  policy_.min_mean_bytes = least || !engine_ ? 0 : engine_->least_bytes();
   const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
     const std::string how = transport_ ? " read the peers' memory directly"

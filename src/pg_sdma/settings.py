@@ -182,7 +182,8 @@ class Settings:
         _integer(0, "bytes"),
         "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
         "reduce-scatters whose input is.",
-        means="for GPU tensors 16777216, and 67108864 for reduce-scatters; 0 for CPU tensors",
+        means="for GPU tensors 16777216, which a coalesced call has to have in the mean of its "
+        "tensors, and 67108864 for reduce-scatters; 0 for CPU tensors",
         agreed=True,
     )
     patience_ms: float | None = _variable(
