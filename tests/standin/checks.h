@@ -19,16 +19,11 @@ inline std::map<std::string, void (*)()>& all_checks() {
   static void name()
 
 inline std::string driver_path;
-inline Stream caller = nullptr;  // "the caller's current stream"
 
 // The engine of a device, whose context is then current here, with a caller's stream on it.
 inline std::shared_ptr<pg_sdma::Engine> engine_on(int device) {
   auto engine = pg_sdma::cuda_engine(device, driver_path, [] { return caller; });
-  pg_sdma::driver::Context context = nullptr;
-  REQUIRE(pg_sdma::driver::cuDevicePrimaryCtxRetain(&context, device) == 0);
-  REQUIRE(pg_sdma::driver::cuCtxPushCurrent_v2(context) == 0);
-  REQUIRE(pg_sdma::driver::cuStreamCreateWithPriority(&caller, pg_sdma::driver::kNonBlocking, 0) ==
-          0);
+  enter(device);
   return engine;
 }
 

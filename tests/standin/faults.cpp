@@ -29,8 +29,6 @@ constexpr int kRaised = 3;  // exit status of a rank whose host was told
 constexpr size_t kShard = size_t{1} << 14;
 constexpr int kBatch = 4;
 
-Stream caller = nullptr;
-
 struct Run {
   std::string driver, folder, fate;
   int world = 0;
@@ -102,10 +100,7 @@ void be_rank(const Run& run, int rank) {
   std::unique_ptr<Rank> self;
   const auto engine = [&] {
     auto made = cuda_engine(rank, run.driver, [] { return caller; });
-    driver::Context context = nullptr;
-    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
-    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
-    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    enter(rank);
     self = std::make_unique<Rank>(rank, run.world, run.timeout);
     return made;
   };

@@ -157,4 +157,43 @@ inline int run_ranks(
   return result;
 }
 
+// "The caller's current stream".
+inline Stream caller = nullptr;
+
+// Makes the device's context current, with a caller's stream on it.
+inline void enter(int device) {
+  pg_sdma::driver::Context context = nullptr;
+  REQUIRE(pg_sdma::driver::cuDevicePrimaryCtxRetain(&context, device) == 0);
+  REQUIRE(pg_sdma::driver::cuCtxPushCurrent_v2(context) == 0);
+  REQUIRE(pg_sdma::driver::cuStreamCreateWithPriority(&caller, pg_sdma::driver::kNonBlocking, 0) ==
+          0);
+}
+
+// The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
+// then shared as `queues` says (standin_share_queues).
+inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
+                                                 const std::string& folder, int rank, int world,
+                                                 std::optional<std::chrono::microseconds> patience,
+                                                 int queues = 0, bool batch_copies = false) {
+  pg_sdma::Rendezvous::Options options;
+  options.group = "group";
+  options.lane = "cuda";
+  options.rank = rank;
+  options.world = world;
+  options.patience = patience;
+  pg_sdma::Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
+  rendezvous.join();
+  const auto engine = [&] {
+    auto made = pg_sdma::cuda_engine(rank, driver, [] { return caller; }, batch_copies);
+    // Only now: a device whose streams share one queue is refused.
+    standin_share_queues(queues);
+    return made;
+  };
+  const auto no_test = [](pg_sdma::Transport&) { return std::string(); };
+  auto result = rendezvous.vote(engine, no_test, std::chrono::minutes(1));
+  if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
+  enter(rank);
+  return std::move(result.transport);
+}
+
 }  // namespace standin_test

@@ -15,8 +15,6 @@ constexpr std::chrono::milliseconds kTimeout{60000};
 constexpr std::chrono::milliseconds kLate{300};
 constexpr size_t kShard = 1000;
 
-Stream caller = nullptr;
-
 class NoWaiter final : public Waiter {
   void wait(Counter&, uint64_t) override {}
   void wrote() override {}
@@ -49,22 +47,9 @@ int main(int argc, char** argv) {
   const std::string driver_path = argv[1];
   const std::string folder = argv[2];
   return run_ranks(2, [&](int rank) {
-    Rendezvous::Options options;
-    options.group = "patience";
-    options.lane = "cuda";
-    options.rank = rank;
-    options.world = 2;
-    Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
-    rendezvous.join();
-    const auto engine = cuda_engine(rank, driver_path, [] { return caller; });
-    const auto no_test = [](Transport&) { return std::string(); };
-    Rendezvous::Result result = rendezvous.vote([&] { return engine; }, no_test, kTimeout);
-    if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
-    result.transport->set_patience(kTimeout, /*only_while_free=*/true);
-    driver::Context context = nullptr;
-    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
-    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
-    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    auto transport = join(driver_path, folder, rank, 2, {});
+    transport->set_patience(kTimeout, /*only_while_free=*/true);
+    const auto engine = cuda_engine(rank, driver_path, [] { return caller; });  // the same
     {
       Gate gate(*engine);
       Buffer output(2 * kShard);
@@ -77,17 +62,17 @@ int main(int argc, char** argv) {
       for (const bool busy : {true, false, true, false}) {
         if (rank == 0 && busy) gate.close();
         if (rank == 1) std::this_thread::sleep_for(kLate);
-        const Decision decision = result.transport->agree(call);
+        const Decision decision = transport->agree(call);
         REQUIRE(decision.direct == busy);
         REQUIRE(busy || decision.reason == "late");
         if (!busy) continue;
-        result.transport->queue().follow_caller();
-        result.transport->carry(call);
-        result.transport->queue().caller_follows();
+        transport->queue().follow_caller();
+        transport->carry(call);
+        transport->queue().caller_follows();
         if (rank == 0) gate.open();
         REQUIRE(cuStreamSynchronize(caller) == 0);
       }
     }
-    result.transport.reset();
+    transport.reset();
   });
 }

@@ -27,8 +27,6 @@ constexpr size_t kGuard = 64;
 constexpr unsigned char kPoison = 0xA5;
 constexpr std::chrono::milliseconds kTimeout{60000};
 
-Stream caller = nullptr;
-
 enum class Type : uint32_t { kFloat, kBfloat16 };
 size_t size_of(Type type) { return type == Type::kFloat ? 4 : 2; }
 
@@ -323,36 +321,16 @@ int main(int argc, char** argv) {
   const auto seed = static_cast<unsigned>(std::atoi(argv[8]));
 
   return run_ranks(world, [&](int rank) {
-    Rendezvous::Options options;
-    options.group = "reductions";
-    options.lane = "cuda";
-    options.rank = rank;
-    options.world = world;
-    options.patience = std::chrono::microseconds(std::atoi(argv[7]));
-    Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
-    rendezvous.join();
-    const auto engine = [&] {
-      auto made = cuda_engine(rank, driver_path, [] { return caller; });
-      // Only now: a device whose streams share one queue is refused.
-      standin_share_queues(queues);
-      return made;
-    };
-    const auto no_test = [](Transport&) { return std::string(); };
-    Rendezvous::Result result = rendezvous.vote(engine, no_test, kTimeout);
-    if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
-
-    driver::Context context = nullptr;
-    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
-    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
-    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    const std::chrono::microseconds patience(std::atoi(argv[7]));
+    auto transport = join(driver_path, folder, rank, world, patience, queues);
     {
-      Rank self(rank, world, room, seed, *result.transport);
+      Rank self(rank, world, room, seed, *transport);
       self.run(cases);
       std::printf("rank %d: %d direct, %d inner, %ld launches\n", rank, self.direct(), self.inner(),
                   standin_calls("cuLaunchKernel"));
       std::fflush(stdout);
     }
     REQUIRE(soon([] { return standin_mapped() == 0; }));
-    result.transport.reset();
+    transport.reset();
   });
 }

@@ -24,8 +24,6 @@ constexpr size_t kChunk = size_t{1} << 16;
 constexpr size_t kMostBytes = 5 * kChunk;
 constexpr std::chrono::milliseconds kTimeout{60000};
 
-Stream caller = nullptr;
-
 unsigned char pattern(int rank, uint64_t operation, size_t piece, size_t at) {
   return static_cast<unsigned char>(131 * rank + 17 * operation + 59 * piece + at % 251);
 }
@@ -213,30 +211,11 @@ int main(int argc, char** argv) {
   const auto seed = static_cast<unsigned>(std::atoi(argv[8]));
 
   return run_ranks(world, [&](int rank) {
-    Rendezvous::Options options;
-    options.group = "stress";
-    options.lane = "cuda";
-    options.rank = rank;
-    options.world = world;
-    options.patience = std::chrono::microseconds(std::atoi(argv[6]));
-    Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
-    rendezvous.join();
-    const auto engine = [&] {
-      auto made = cuda_engine(rank, driver_path, [] { return caller; }, std::atoi(argv[7]) != 0);
-      // Only now: a device whose streams share one queue is refused.
-      standin_share_queues(queues);
-      return made;
-    };
-    const auto no_test = [](Transport&) { return std::string(); };
-    Rendezvous::Result result = rendezvous.vote(engine, no_test, kTimeout);
-    if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
-
-    driver::Context context = nullptr;
-    REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
-    REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
-    REQUIRE(driver::cuStreamCreateWithPriority(&caller, driver::kNonBlocking, 0) == 0);
+    const std::chrono::microseconds patience(std::atoi(argv[6]));
+    auto transport =
+        join(driver_path, folder, rank, world, patience, queues, std::atoi(argv[7]) != 0);
     {
-      Rank self(rank, world, seed, *result.transport);
+      Rank self(rank, world, seed, *transport);
       self.table();
       for (int i = 0; i < batches; ++i) self.batch();
       std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batches\n", rank,
@@ -246,6 +225,6 @@ int main(int argc, char** argv) {
     }
     // The buffers are freed, and nothing is gathered any more: peers let go of them all the same.
     REQUIRE(soon([] { return standin_mapped() == 0; }));
-    result.transport.reset();
+    transport.reset();
   });
 }
