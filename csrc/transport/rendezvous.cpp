@@ -17,7 +17,7 @@
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "3";
+constexpr const char* kProtocol = "4";
 
 // A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
 // inner would enqueue and go on.

@@ -16,7 +16,7 @@ constexpr size_t kCount = 8;
 // A call that spent more than this part of its time waiting would have been faster with pulls.
 constexpr int kMostWaiting = 4;
 
-constexpr size_t kAlignment = 4096;
+constexpr size_t kAlignment = 64;  // a cache line
 
 }  // namespace
 
