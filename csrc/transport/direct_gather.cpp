@@ -17,10 +17,9 @@ void DirectPull::carry(const Call& call) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
     const auto began = Clock::now();
-    waited_ = {};
     queue_->run(program_, *waiting);
-    if (!options_.keep_slots && through_slots(call) && !slots_.hold(call)) {
-      slots_.ran(Clock::now() - began, waited_);
+    if (may_choose(call)) {
+      preference_.note(call.shard_bytes(), !through_slots(call), Clock::now() - began);
     }
     // A rank that raises gives its input away, perhaps while this one was reading it.
     if (!engine_->stream_ordered()) check_fault();
@@ -28,8 +27,18 @@ void DirectPull::carry(const Call& call) {
   });
 }
 
+bool DirectPull::may_choose(const Call& call) const {
+  return slots_.any() && !call.pieces.empty() && !slots_.hold(call.shard_bytes()) &&
+         !call.overlapped && !options_.keep_slots;
+}
+
+bool DirectPull::asks_for_pull(const Call& call) {
+  if (may_choose(call)) return preference_.prefers_pull(call.shard_bytes());
+  return slots_.any() && call.overlapped && !slots_.hold(call.shard_bytes());
+}
+
 bool DirectPull::through_slots(const Call& call) const {
-  if (!slots_.any() || slots_.hold(call)) return slots_.any();
+  if (!slots_.any() || slots_.hold(call.shard_bytes())) return slots_.any();
   return std::none_of(records_.begin(), records_.end(),
                       [](const CallRecord& record) { return record.pulls != 0; });
 }
@@ -39,7 +48,6 @@ void DirectPull::write_program(const Call& call) {
   const int world = options_.world;
   program_.clear();
   if (through_slots(call)) {
-    first_wave_ = slots_.number() + 1;
     slots_.write(call, program_);
     program_.push_back(Step::write(page_.done(rank), number_));
     return;  // peers find in the slots what they have not read yet

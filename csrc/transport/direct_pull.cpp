@@ -88,6 +88,12 @@ std::vector<uint64_t> Call::shards() const {
   return bytes;
 }
 
+uint64_t Call::shard_bytes() const {
+  uint64_t bytes = 0;
+  for (const Piece& piece : pieces) bytes += piece.bytes;
+  return bytes;
+}
+
 uint64_t Call::total_bytes() const {
   uint64_t bytes = 0;
   for (const Piece& piece : pieces) bytes += piece.bytes * piece.outputs.size();
@@ -156,10 +162,7 @@ class DirectPull::HostWaiter final : public Waiter {
 
   void wait(Counter& counter, uint64_t value) override {
     if (counter.load() >= value) return;
-    const auto began = Clock::now();
     if (!comes_at_once(counter, value)) wait_long(counter, value);
-    // Until the first wave comes is how long a rank took to come, for which pulls wait, too.
-    if (value > self_.first_wave_) self_.waited_ += Clock::now() - began;
   }
   void wrote() override { self_.page_.ring_bell(self_.options_.rank); }
 
@@ -309,7 +312,7 @@ CallRecord DirectPull::describe(const Call& call) {
   const std::vector<Region> regions = call.regions();
   record.tensors = static_cast<uint32_t>(regions.size());
   const std::vector<uint64_t> shards = call.shards();
-  record.pulls = slots_.objects(call) ? 1 : 0;
+  record.pulls = asks_for_pull(call) ? 1 : 0;
   record.call_tensors = static_cast<uint32_t>(shards.size());
   for (const uint64_t bytes : shards) {
     record.total_bytes += bytes * static_cast<uint64_t>(options_.world);

@@ -12,6 +12,7 @@
 
 #include "transport/control_page.h"
 #include "transport/peers.h"
+#include "transport/preference.h"
 #include "transport/progress.h"
 #include "transport/sharing.h"
 #include "transport/slots.h"
@@ -34,7 +35,7 @@ class DirectPull final : public Transport {
     // Not so long where that costs the device time: see Patience.
     bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
-    bool keep_slots = false;            // for tests: also after calls that were spent waiting
+    bool keep_slots = false;            // for tests: whatever is faster
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
     // anything else comes of it.
     std::function<void(const std::string&)> on_fault;
@@ -70,6 +71,10 @@ class DirectPull final : public Transport {
   class HostWaiter;
   using Deadline = Clock::time_point;
 
+  // Whether an all-gather may go either way.
+  bool may_choose(const Call& call) const;
+  // Whether this rank wants it to be a pull. Once for each call.
+  bool asks_for_pull(const Call& call);
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
   void write_program(const Call& call);  // of an all-gather, into program_
@@ -111,6 +116,7 @@ class DirectPull final : public Transport {
   ControlPage page_;
   std::unique_ptr<Peers> peers_;
   Slots slots_;
+  Preference preference_;
   Sharing sharing_;
   std::unique_ptr<Queue> queue_;  // after sharing_: copies end before what they read is closed
 
@@ -124,8 +130,6 @@ class DirectPull final : public Transport {
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
   Program program_;
   std::deque<Launch> launches_;  // of program_
-  uint64_t first_wave_ = 0;      // of the program that runs, where it goes through slots
-  Clock::duration waited_{};     // for later waves
 };
 
 }  // namespace pg_sdma

@@ -13,8 +13,6 @@ constexpr size_t kMostShared = size_t{1} << 20;
 constexpr size_t kLeastSlot = size_t{16} << 10;
 
 constexpr size_t kCount = 8;
-// A call that spent more than this part of its time waiting would have been faster with pulls.
-constexpr int kMostWaiting = 4;
 
 constexpr size_t kAlignment = 64;  // a cache line
 
@@ -28,26 +26,7 @@ SlotShape Slots::shape(int world, size_t page_bytes) {
   return {kCount, bytes};
 }
 
-bool Slots::hold(const Call& call) const {
-  size_t shard = 0;
-  for (const Piece& piece : call.pieces) shard += piece.bytes;
-  return shard <= lead_ * page_.slots().bytes;
-}
-
-bool Slots::objects(const Call& call) {
-  if (!any() || call.pieces.empty() || hold(call)) return false;
-  if (pulls_ > 0) --pulls_;
-  return call.overlapped || pulls_ > 0;
-}
-
-void Slots::ran(Clock::duration took, Clock::duration waited) {
-  if (waited * kMostWaiting > took) {
-    pulls_ = next_pulls_;
-    next_pulls_ = std::min(2 * next_pulls_, kMostPulls);
-  } else {
-    next_pulls_ = kFirstPulls;
-  }
-}
+bool Slots::hold(size_t shard) const { return shard <= lead_ * page_.slots().bytes; }
 
 void Slots::write(const Call& call, Program& program) {
   const std::vector<Wave> waves = cut(call, page_.slots().bytes);

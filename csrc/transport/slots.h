@@ -40,23 +40,14 @@ class Slots {
 
   uint64_t number() const { return number_; }
   bool any() const { return page_.slots().count > 0; }
-  // Whether a call's shard fits into L slots. Then no rank has to wait longer than it would where
-  // it pulls: for a peer to come and, once, to run through.
-  bool hold(const Call& call) const;
-  // Whether this rank asks for pulls at a call that does not fit. Once for each such call: it goes
-  // on asking for a while after one that was spent waiting.
-  bool objects(const Call& call);
-  // What became of a call that did not fit: how long all of it took, and waiting for later waves
-  // than the first.
-  void ran(Clock::duration took, Clock::duration waited);
+  // Whether a shard fits into L slots. Then no rank has to wait longer than it would where it
+  // pulls: for a peer to come and, once, to run through.
+  bool hold(size_t shard) const;
   // Adds the copies of an all-gather to `program`, which this rank must run to its end, or nothing
   // after it.
   void write(const Call& call, Program& program);
 
  private:
-  static constexpr int kFirstPulls = 4;
-  static constexpr int kMostPulls = 64;
-
   void fill(const Call& call, const Wave& wave, uint64_t number, Program& program);
   void empty(const Call& call, const Wave& wave, uint64_t number, Program& program);
   char* slot(int rank, uint64_t number) const;
@@ -66,8 +57,6 @@ class Slots {
   const int world_;
   const uint64_t lead_;
   uint64_t number_ = 0;  // the last wave of the calls so far
-  int pulls_ = 0;        // calls for which this rank goes on asking for pulls
-  int next_pulls_ = kFirstPulls;
 };
 
 }  // namespace pg_sdma

@@ -52,6 +52,7 @@ struct Call {
 
   bool reduces() const { return !reduction.empty(); }
   std::vector<uint64_t> shards() const;  // `whole`, or the bytes of each piece or share
+  uint64_t shard_bytes() const;          // of an all-gather's pieces together
   // Of all ranks together: an all-gather's output, a reduce-scatter's input.
   uint64_t total_bytes() const;
   // The i-th piece or share is the i-th region, with the slice for rank r at r * bytes; where the
