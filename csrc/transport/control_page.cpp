@@ -61,6 +61,7 @@ struct RankLines {
   std::atomic<uint32_t> bell{0};
   std::atomic<uint32_t> sleepers{0};
   std::atomic<uint32_t> departed{0};
+  std::atomic<int32_t> core{0};  // 1 + its number; 0: not known
   alignas(kLine) Counter ready{0};
   alignas(kLine) Counter done{0};
   alignas(kLine) Counter filled{0};
@@ -273,6 +274,9 @@ void ControlPage::depart(int rank) {
   layout().of(rank).departed = 1;
   ring_bell(rank);
 }
+void ControlPage::tell_core(int rank, int core) { layout().of(rank).core = 1 + core; }
+int ControlPage::core(int rank) const { return layout().of(rank).core - 1; }
+
 bool ControlPage::departed(int rank) const { return layout().of(rank).departed != 0; }
 
 void ControlPage::note_elsewhere(int rank, const char* operation) {

@@ -86,6 +86,10 @@ class ControlPage {
   void depart(int rank);
   bool departed(int rank) const;
 
+  // -- the core that a rank was on when it last told: a hint. -1: not known
+  void tell_core(int rank, int core);
+  int core(int rank) const;
+
   // -- what only messages use: collectives that a rank has given to the inner, and the last one's
   // name, cut off at 31 characters. Cheap: no bell.
   void note_elsewhere(int rank, const char* operation);

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "engine/inject.h"
+#include "transport/cores.h"
 #include "transport/patience.h"
 
 namespace pg_sdma {
@@ -169,6 +170,7 @@ class DirectPull::HostWaiter final : public Waiter {
  private:
   bool comes_at_once(const Counter& counter, uint64_t value) const {
     if (self_.options_.spin.count() == 0) return false;
+    self_.leave_core_to(self_.page_.writer(counter));
     for (int i = 0; i < kLooksBeforeYield; ++i) {
       relax();
       if (counter.load() >= value) return true;
@@ -230,6 +232,7 @@ Decision DirectPull::agree(const Call& call) {
   inject::at("agree");
   check_fault();
   carrying_ = false;
+  page_.tell_core(options_.rank, this_core());
   own_ = describe(call);
   Agreement<PageView> agreement(options_.rank, options_.world, options_.ring,
                                 engine_->opens_exports());
@@ -377,6 +380,7 @@ std::chrono::microseconds DirectPull::most_patience() const {
 void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
   const auto spin_until = std::min(Clock::now() + options_.spin, deadline);
   // Yielding costs nothing while nobody else is ready, and lets in whoever the peer waits for.
+  leave_core_to(rank);
   do {
     for (int i = 0; i < kLooksPerYield; ++i) {
       if (page_.bell(rank) != heard) return;
@@ -388,8 +392,21 @@ void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
   const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
   if (left.count() <= 0) return;
   page_.sleep(rank, heard, std::min<std::chrono::microseconds>(left, kLook));
+  page_.tell_core(options_.rank, this_core());
   check_fault();
   check_peers();
+}
+
+// Two ranks on one core would take turns there for milliseconds, until the kernel moves one of
+// them.
+void DirectPull::leave_core_to(int rank) {
+  if (options_.spin.count() == 0 || page_.core(rank) != this_core()) return;
+  std::vector<int> taken;
+  for (int r = 0; r < options_.world; ++r) {
+    if (r != options_.rank && page_.core(r) >= 0) taken.push_back(page_.core(r));
+  }
+  move_off(taken);
+  page_.tell_core(options_.rank, this_core());
 }
 
 // All of them, not only the one that is waited for: that one may be late for another reason.

@@ -101,6 +101,7 @@ class DirectPull final : public Transport {
   std::chrono::microseconds most_patience() const;
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
+  void leave_core_to(int rank);
   void check_fault() const;
   void check_peers();
   [[noreturn]] void fail(const std::string& text);

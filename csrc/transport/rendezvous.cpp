@@ -1,6 +1,5 @@
 #include "transport/rendezvous.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +12,7 @@
 
 #include "engine/host.h"
 #include "engine/inject.h"
+#include "transport/cores.h"
 
 namespace pg_sdma {
 namespace {
@@ -141,13 +141,7 @@ std::string link_objection(Link link, const Rendezvous::Options& options) {
 }
 
 // Whether every rank may have a core to itself.
-bool a_core_each(int world) {
-  cpu_set_t allowed;
-  const int cores = sched_getaffinity(0, sizeof allowed, &allowed) == 0
-                        ? CPU_COUNT(&allowed)
-                        : static_cast<int>(std::thread::hardware_concurrency());
-  return world <= cores;
-}
+bool a_core_each(int world) { return world <= allowed_cores(); }
 
 std::chrono::microseconds spin_for(int world) {
   // To sleep and be woken takes as long as a small gather. But spinning only pays when every rank

@@ -40,8 +40,9 @@ def test_gathers_are_right(stress: Path, ranks: str, way: str, world: int) -> No
     assert went["error"] > 20
 
 
-def test_tickets_are_found_whatever_their_numbers() -> None:
-    done = run(build("check_tickets", LIBRARY))
+@pytest.mark.parametrize("program", ["check_tickets", "check_preference", "check_cores"])
+def test_small_parts(program: str) -> None:
+    done = run(build(program, LIBRARY))
     assert done.returncode == 0, done.stderr
 
 
