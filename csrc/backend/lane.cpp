@@ -102,7 +102,9 @@ Lane::~Lane() {
 
 WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   check_fork();
-  if (group_->settings.enabled && may_go_direct_) collective->get_ready();
+  if (group_->settings.enabled && collective->facts.output_bytes >= ready_from_) {
+    collective->get_ready();
+  }
   std::lock_guard<std::timed_mutex> lock(mutex_);
   TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ",
                    collective->call.operation, ": group ", group_->name, " has been destroyed");
@@ -268,10 +270,11 @@ void Lane::vote() {
   off_everywhere_ = result.off_everywhere;
   policy_.refusal = result.reason;
   policy_.no_sums = result.no_sums;
-  may_go_direct_ = result.reason.empty();
   const auto& least = group_->settings.min_bytes;
   policy_.min_bytes = least.value_or(engine_ ? engine_->least_bytes() : 0);
   policy_.min_sum_bytes = least.value_or(engine_ ? engine_->least_sum_bytes() : 0);
+  ready_from_ =
+      result.reason.empty() && result.no_sums.empty() ? policy_.min_sum_bytes : UINT64_MAX;
   // A copy for each tensor, where the inner has one kernel for all.
   policy_.min_mean_bytes = least || !engine_ ? 0 : engine_->least_bytes();
   const std::string which = operations(group_->settings, !result.no_sums.empty());

@@ -135,10 +135,10 @@ class Lane final : private Carrier, private Recorded {
   ForkGuard fork_guard_;
   Stats stats_;
   FlightRecorder recorder_;
-  const std::string* const direct_;    // the empty reason
-  const std::string* const not_ours_;  // why other collectives are the inner's
-  std::atomic<bool> live_{false};      // once the vote is over
-  std::atomic<bool> may_go_direct_{true};
+  const std::string* const direct_;      // the empty reason
+  const std::string* const not_ours_;    // why other collectives are the inner's
+  std::atomic<bool> live_{false};        // once the vote is over
+  std::atomic<uint64_t> ready_from_{0};  // bytes from which Collective::get_ready() has a point
   std::atomic<bool> fault_recorded_{false};
 
   // The chain's: one collective is issued at a time. What follows is read and written under it, or

@@ -132,10 +132,13 @@ bool ReduceScatter::aligned(size_t t) const {
   const at::Tensor& output = outputs_[t];
   const at::Tensor& input = inputs_[input_of(t, rank_)];
   const size_t own = form_ == Form::kList ? 0 : output.nbytes() * static_cast<size_t>(rank_);
-  const auto at_multiple = [](const void* address, size_t offset) {
-    return (reinterpret_cast<uintptr_t>(address) + offset) % kMostElement == 0;
+  // The kernel gets a copy of what is not contiguous, and every copy begins at a multiple.
+  const auto at_multiple = [](const at::Tensor& tensor, size_t offset) {
+    const auto first =
+        tensor.is_contiguous() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0;
+    return (first + offset) % kMostElement == 0;
   };
-  return at_multiple(output.const_data_ptr(), 0) && at_multiple(input.const_data_ptr(), own);
+  return at_multiple(output, 0) && at_multiple(input, own);
 }
 
 void ReduceScatter::add_tensors() {

@@ -1,7 +1,5 @@
 #include "transport/direct_pull.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,17 +13,6 @@
 
 namespace pg_sdma {
 namespace {
-
-// Looks at a peer's bell, between two yields of a spinning rank: a microsecond's worth.
-constexpr int kLooksPerYield = 20;
-
-// Before the first yield of a rank that waits for a peer's copies: longer than a wave takes,
-// because who yields to another program comes back only milliseconds later, with its peers waiting
-// by then.
-constexpr int kLooksBeforeYield = 400;
-
-// How often a sleeping rank looks whether the one it waits for still lives.
-constexpr std::chrono::milliseconds kLook{50};
 
 // FNV-1a over words: equal calls hash alike on every rank, and a mismatch is told by the records.
 class Fingerprint {
@@ -42,15 +29,6 @@ class Fingerprint {
  private:
   uint64_t hash_ = 0xcbf29ce484222325;
 };
-
-// Tells the processor that this is a spin loop.
-inline void relax() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // A stream that waits for a dead peer cannot be released without letting what follows compute on
 // bytes that never came, so the process ends, as it does with NCCL.
@@ -155,49 +133,6 @@ class DirectPull::PageView {
   ControlPage& page_;
 };
 
-// How the host engine waits for a peer's counter.
-class DirectPull::HostWaiter final : public Waiter {
- public:
-  HostWaiter(DirectPull& self, const Call& call)
-      : self_(self), call_(call), deadline_(self.started_ + call.timeout) {}
-
-  void wait(Counter& counter, uint64_t value) override {
-    if (counter.load() >= value) return;
-    if (!comes_at_once(counter, value)) wait_long(counter, value);
-  }
-  void wrote() override { self_.page_.ring_bell(self_.options_.rank); }
-
- private:
-  bool comes_at_once(const Counter& counter, uint64_t value) const {
-    if (self_.options_.spin.count() == 0) return false;
-    self_.leave_core_to(self_.page_.writer(counter));
-    for (int i = 0; i < kLooksBeforeYield; ++i) {
-      relax();
-      if (counter.load() >= value) return true;
-    }
-    return false;
-  }
-
-  void wait_long(Counter& counter, uint64_t value) {
-    const int rank = self_.page_.writer(counter);
-    for (;;) {
-      const uint32_t heard = self_.page_.bell(rank);
-      if (counter.load() >= value) return;
-      if (Clock::now() >= deadline_) {
-        const int culprit = self_.furthest_behind(rank);
-        const bool shares = self_.page_.filled(culprit) < self_.page_.filled(self_.options_.rank);
-        self_.fail(self_.who_is_missing(
-            call_, culprit, shares ? "has not finished sharing" : "has not finished reading"));
-      }
-      self_.await(rank, heard, deadline_);
-    }
-  }
-
-  DirectPull& self_;
-  const Call& call_;
-  const Deadline deadline_;
-};
-
 DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlPage page,
                        std::vector<std::string> identities, std::unique_ptr<Peers> peers)
     : options_(std::move(options)),
@@ -222,10 +157,6 @@ DirectPull::~DirectPull() {
   // Only then: who has departed while peers still count on it is a fault to them.
   queue_.reset();
   page_.depart(options_.rank);
-}
-
-std::unique_ptr<Waiter> DirectPull::waiter(const Call& call) {
-  return std::make_unique<HostWaiter>(*this, call);
 }
 
 Decision DirectPull::agree(const Call& call) {
@@ -375,53 +306,6 @@ std::chrono::microseconds DirectPull::most_patience() const {
     if (page_.consumed(rank) + 1 < number_) return std::min(Patience::kMoment, options_.patience);
   }
   return options_.patience;
-}
-
-void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
-  const auto spin_until = std::min(Clock::now() + options_.spin, deadline);
-  // Yielding costs nothing while nobody else is ready, and lets in whoever the peer waits for.
-  leave_core_to(rank);
-  do {
-    for (int i = 0; i < kLooksPerYield; ++i) {
-      if (page_.bell(rank) != heard) return;
-      relax();
-    }
-    sched_yield();
-  } while (Clock::now() < spin_until);
-
-  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
-  if (left.count() <= 0) return;
-  page_.sleep(rank, heard, std::min<std::chrono::microseconds>(left, kLook));
-  page_.tell_core(options_.rank, this_core());
-  check_fault();
-  check_peers();
-}
-
-// Two ranks on one core would take turns there for milliseconds, until the kernel moves one of
-// them.
-void DirectPull::leave_core_to(int rank) {
-  if (options_.spin.count() == 0 || page_.core(rank) != this_core()) return;
-  std::vector<int> taken;
-  for (int r = 0; r < options_.world; ++r) {
-    if (r != options_.rank && page_.core(r) >= 0) taken.push_back(page_.core(r));
-  }
-  move_off(taken);
-  page_.tell_core(options_.rank, this_core());
-}
-
-// All of them, not only the one that is waited for: that one may be late for another reason.
-void DirectPull::check_peers() {
-  for (int rank = 0; rank < options_.world; ++rank) {
-    const bool departed = page_.departed(rank);
-    if (rank == options_.rank || (!departed && !peers_->gone(rank))) continue;
-    // Read after its departure: what it did before that counts.
-    const bool needed = page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
-    if (!needed) continue;
-    fail(this_operation() + " waits for rank " + std::to_string(rank) +
-         (departed ? ", which has destroyed the group. "
-                   : ", whose process has ended (look at its output for the cause). ") +
-         tell_progress(progress(), number_, engine_->stream_ordered(), Clock::now() - started_));
-  }
 }
 
 void DirectPull::check_fault() const {
