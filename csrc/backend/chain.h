@@ -57,6 +57,16 @@ class Chain {
   virtual void stop(const std::function<void()>& give_up, bool process_ends) = 0;
 };
 
+// What an operation of the inner completes. Null for gloo's reduce-scatters: it is their wait()
+// that writes the output, at each call, so waiting is left to whom the Work was given.
+inline c10::intrusive_ptr<c10::ivalue::Future> future_of(c10d::Work& work) {
+  try {
+    return work.getFuture();
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
 std::unique_ptr<Chain> make_host_chain();
 std::unique_ptr<Chain> make_stream_chain(c10::DeviceType device);
 

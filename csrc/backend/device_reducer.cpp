@@ -18,6 +18,12 @@ constexpr size_t kMostPiece = size_t{32} << 20;
 // Rows begin at multiples of it: kernels::kStride elements of the largest dtype.
 constexpr size_t kLeastRoom = kernels::kStride * sizeof(double);
 
+// One fills while another is summed. More of them let the copies go on while no kernel can begin,
+// because those of a large multiplication have every processor.
+constexpr size_t kLeastLandings = 2;
+
+size_t round_up(size_t bytes) { return (bytes + kLeastRoom - 1) / kLeastRoom * kLeastRoom; }
+
 }  // namespace
 
 DeviceReducer::DeviceReducer(Reduction reduction, int rank, int world, std::vector<Tensor> tensors,
@@ -27,15 +33,18 @@ DeviceReducer::DeviceReducer(Reduction reduction, int rank, int world, std::vect
       peers_(static_cast<size_t>(world) - 1),
       tensors_(std::move(tensors)),
       stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {
-  const size_t rows = kLandings * peers_;
-  const size_t piece = std::clamp(slice_bytes / kPieces, kLeastPiece, kMostPiece);
-  const size_t most = rows == 0 ? slice_bytes : std::min(piece, most_bytes / rows);
-  const size_t needed = (slice_bytes + kLeastRoom - 1) / kLeastRoom * kLeastRoom;
-  room_ = std::max(std::min(most / kLeastRoom * kLeastRoom, needed), kLeastRoom);
-  if (rows == 0) room_ = std::max(needed, kLeastRoom);
-  // One landing is enough for what lands all at once.
-  const size_t landings = room_ == needed ? 1 : kLandings;
-  memory_ = at::empty({static_cast<int64_t>(landings * peers_ * room_)},
+  const size_t needed = std::max(round_up(slice_bytes), kLeastRoom);
+  room_ = needed;
+  if (peers_ > 0) {
+    const size_t piece = std::clamp(slice_bytes / kPieces, kLeastPiece, kMostPiece);
+    const size_t a_peer = most_bytes / peers_;
+    const size_t most = std::min(piece, a_peer / kLeastLandings) / kLeastRoom * kLeastRoom;
+    room_ = std::clamp(most, kLeastRoom, needed);
+    // No more than there are pieces: one is enough for what lands all at once.
+    const size_t pieces = (needed + room_ - 1) / room_;
+    landings_ = static_cast<int>(std::min(pieces, std::max(a_peer / room_, kLeastLandings)));
+  }
+  memory_ = at::empty({static_cast<int64_t>(static_cast<size_t>(landings_) * peers_ * room_)},
                       at::TensorOptions().dtype(at::kByte).device(device));
 }
 

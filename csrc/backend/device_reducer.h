@@ -25,6 +25,7 @@ class DeviceReducer final : public StreamReducer {
   DeviceReducer(Reduction reduction, int rank, int world, std::vector<Tensor> tensors,
                 size_t slice_bytes, size_t most_bytes, at::Device device);
 
+  int landings() const override { return landings_; }
   size_t room() const override { return room_; }
   void* landing(int which, int peer) override;
   Launch launch(const Share& share, size_t offset, size_t bytes, int which, size_t at) override;
@@ -42,6 +43,7 @@ class DeviceReducer final : public StreamReducer {
   const size_t peers_;
   const std::vector<Tensor> tensors_;
   const c10::Stream stream_;
+  int landings_ = 1;
   size_t room_ = 0;
   at::Tensor memory_;  // the landings, each of a row for every peer
 };

@@ -99,21 +99,11 @@ class HostChain final : public Chain {
     return !work || work->isCompleted();
   }
 
-  // Null for gloo's reduce-scatters: it is their wait() that writes the output, at each call, so it
-  // is left to whom the Work was given.
-  static c10::intrusive_ptr<c10::ivalue::Future> future_of(const WorkPtr& work) {
-    try {
-      return work->getFuture();
-    } catch (const c10::Error&) {
-      return nullptr;
-    }
-  }
-
   void carry(Collective& collective, Carrier& carrier) {
     // Before the call is published: from then on peers may read the input.
     for (; !inners_.empty(); inners_.pop_front()) {
       const WorkPtr before = inners_.front().lock();
-      if (!before || !future_of(before)) continue;
+      if (!before || !future_of(*before)) continue;
       try {
         await(before);
       } catch (const GroupFault&) {
@@ -129,7 +119,7 @@ class HostChain final : public Chain {
   // Waits for an operation of the inner, but not past abandon(): a gloo operation goes on until its
   // timeout. Throws what it threw, or GroupFault.
   void await(const WorkPtr& work) {
-    const auto future = future_of(work);
+    const auto future = future_of(*work);
     if (!future) {
       work->wait();
       return;

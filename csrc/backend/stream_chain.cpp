@@ -84,14 +84,11 @@ class StreamChain final : public Chain {
  private:
   // Orders the current stream behind an inner's collective. Its failure is told by its own Work.
   static void follow(c10d::Work& work) {
+    const auto future = future_of(work);
+    if (!future) return;
     try {
-      work.getFuture()->wait();
-    } catch (const c10::Error&) {
-      // Some of gloo's Works have no future.
-      try {
-        work.wait();
-      } catch (const std::exception&) {
-      }
+      future->wait();
+    } catch (const std::exception&) {
     }
   }
 

@@ -60,16 +60,14 @@ struct Launch {
 struct Step {
   enum class Kind : uint8_t { kWait, kWrite, kCopy, kFork, kLaunch, kMark, kJoin } kind;
   Counter* counter = nullptr;  // kWait: until *counter >= value; kWrite: *counter = value
-  // kMark: mark number `value`, of kMarks, is set behind the launches so far; kJoin: steps wait for
-  // the launches before that mark.
+  // kMark: mark number `value` is set behind the launches so far; kJoin: steps wait for the
+  // launches before that mark. Marks are numbered from 0, without gaps.
   uint64_t value = 0;
   void* destination = nullptr;  // kCopy
   uint64_t space = 0;           // address space of `source`, 0 for this process
   uintptr_t source = 0;
   size_t bytes = 0;
   const Launch* launch = nullptr;  // kLaunch: it lives until the program has been enqueued
-
-  static constexpr size_t kMarks = 2;
 
   static Step wait(Counter& counter, uint64_t value) {
     return {Kind::kWait, &counter, value, nullptr, 0, 0, 0};

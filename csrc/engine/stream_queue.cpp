@@ -184,7 +184,8 @@ void StreamQueue::enqueue_on_side(const Step& step) {
       device_->must(library.wait_event, side_, events_->record(stream_).get(), 0);
       break;
     case Step::Kind::kMark:
-      marks_.at(step.value) = events_->record(side_);
+      if (step.value >= marks_.size()) marks_.resize(step.value + 1);
+      marks_[step.value] = events_->record(side_);
       break;
     case Step::Kind::kJoin:
       device_->must(library.wait_event, stream_, marks_.at(step.value).get(), 0);

@@ -45,7 +45,7 @@ class StreamQueue final : public Queue {
   driver::Address page_on_device_ = 0;
   driver::Stream stream_ = nullptr;
   driver::Stream side_ = nullptr;  // of launches
-  std::array<std::shared_ptr<void>, Step::kMarks> marks_;
+  std::vector<std::shared_ptr<void>> marks_;
   // Noted, and not yet enqueued: there is never some of both.
   std::vector<driver::MemoryOperation> operations_;
   std::vector<driver::Address> destinations_;

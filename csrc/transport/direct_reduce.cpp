@@ -8,8 +8,6 @@
 
 namespace pg_sdma {
 
-static_assert(StreamReducer::kLandings <= Step::kMarks);
-
 void DirectPull::reduce(const Call& call, Reducer& reducer) {
   if (engine_->stream_ordered()) {
     throw std::logic_error("reduce-scatters are for engines that run programs on the caller");
@@ -70,10 +68,11 @@ void DirectPull::write_program(const Call& call, StreamReducer& reducer) {
   program_.clear();
   launches_.clear();
   program_.push_back(Step::write(page_.ready(rank), number_));
+  const auto ways = static_cast<size_t>(reducer.landings());
   for (size_t n = 0; n < pieces.size(); ++n) {
-    const int which = static_cast<int>(n % StreamReducer::kLandings);
+    const int which = static_cast<int>(n % ways);
     // What landed here before has to be summed first.
-    if (n >= StreamReducer::kLandings) program_.push_back(Step::join(which));
+    if (n >= ways) program_.push_back(Step::join(which));
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
       if (n == 0) program_.push_back(Step::wait(page_.ready(peer), number_));
@@ -94,7 +93,7 @@ void DirectPull::write_program(const Call& call, StreamReducer& reducer) {
     program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
   }
   if (!pieces.empty()) {
-    program_.push_back(Step::join((pieces.size() - 1) % StreamReducer::kLandings));
+    program_.push_back(Step::join((pieces.size() - 1) % ways));
   }
 }
 

@@ -75,13 +75,12 @@ class Reducer {
                       const std::vector<const void*>& slices) = 0;
 };
 
-// Sums what has landed, with kernels on the device. There are two landings, so that one fills while
-// the other is summed. Used by one call at a time, and until that has ended on the device.
+// Sums what has landed, with kernels on the device. There are several landings, so that some fill
+// while others are summed. Used by one call at a time, and until that has ended on the device.
 class StreamReducer {
  public:
-  static constexpr int kLandings = 2;
-
   virtual ~StreamReducer() = default;
+  virtual int landings() const = 0;
   // As Reducer's, of one landing.
   virtual size_t room() const = 0;
   virtual void* landing(int which, int peer) = 0;

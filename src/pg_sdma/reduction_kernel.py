@@ -16,7 +16,7 @@ import triton.language as tl
 
 # Thread blocks of a launch: each goes on with the next block of elements until all are summed. Few,
 # because the multiplications that the sums are made beside need the processors too.
-BLOCKS = 32
+BLOCKS = 128
 WARPS = 8
 THREADS = 32 * WARPS
 # Of each slice, what a thread reads before it adds up. More of it hides more of the memory's

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 
 MIB = 1 << 20
 BLOCK = 512 * MIB
-# Of a device, over all ranks on it: what the driver takes for streams and for code at first use.
+# Of a device, for each rank on it: what the driver takes for streams and for code at first use.
 SLACK = 32 * MIB
 PATIENCE = 10.0  # seconds; the groups' threads look every fifth of one
 
@@ -124,5 +124,6 @@ def test_freed_memory_comes_back(
 
 
 def test_gathers_take_no_device_memory(gpu_ranks: GpuRanks) -> None:
+    on_a_device = 2 if gpu_ranks.share(2) else 1
     for taken in gpu_ranks(2, env=PATIENT).run(gather_many_sizes):
-        assert taken < SLACK
+        assert taken < SLACK * on_a_device

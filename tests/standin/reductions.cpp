@@ -23,6 +23,7 @@ namespace {
 
 constexpr int kInFlight = 4;            // operations, before their outputs are looked at
 constexpr size_t kMostElements = 6000;  // of a slice
+constexpr uint64_t kMostLandings = 4;
 constexpr size_t kGuard = 64;
 constexpr unsigned char kPoison = 0xA5;
 constexpr std::chrono::milliseconds kTimeout{60000};
@@ -86,14 +87,16 @@ void sum(void** arguments) {
 
 class Reducer final : public StreamReducer {
  public:
-  Reducer(Type type, int rank, int world, size_t room, double factor)
+  Reducer(Type type, int rank, int world, int landings, size_t room, double factor)
       : type_(type),
         rank_(rank),
         world_(world),
+        landings_(landings),
         room_(room),
         factor_(factor),
-        memory_(kLandings * room * static_cast<size_t>(world)) {}
+        memory_(static_cast<size_t>(landings_) * room * static_cast<size_t>(world)) {}
 
+  int landings() const override { return landings_; }
   size_t room() const override { return room_; }
   void* landing(int which, int peer) override {
     return base(which) + static_cast<size_t>(peer < rank_ ? peer : peer - 1) * room_;
@@ -122,6 +125,7 @@ class Reducer final : public StreamReducer {
   Type type_;
   int rank_;
   int world_;
+  int landings_;
   size_t room_;
   double factor_;
   Buffer memory_;
@@ -205,7 +209,8 @@ class Rank {
       return;
     }
     ++direct_;
-    StreamReducer& reducer = reducers_.emplace_back(type, rank_, world_, room_, factor);
+    const int landings = 1 + static_cast<int>(operation % kMostLandings);
+    StreamReducer& reducer = reducers_.emplace_back(type, rank_, world_, landings, room_, factor);
     transport_.queue().follow_caller();
     transport_.reduce(call, reducer);
     transport_.queue().caller_follows();
