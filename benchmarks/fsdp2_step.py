@@ -5,7 +5,8 @@
         --shapes 2x64x32 --steps 10 --warmup 2
 
 Each round trains the same model from the same seed over each contestant: the inner (NCCL, gloo),
-sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter. "free" steps let the
+sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter and landings of 512
+MiB (PG_SDMA_LANDING_BYTES), for which docs/reduce_scatter.md has the reason. "free" steps let the
 host lead the device by two steps; "sync" steps start from an idle device, so that the host's time
 and the ranks' host skew lie on the critical path. Batches lie on the device before the clock
 starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed here
@@ -55,7 +56,10 @@ class Contestant:
 CONTESTANTS = {
     "inner": Contestant("inner", {}),
     "sdma": Contestant("sdma", {"PG_SDMA_OPS": "all_gather"}),
-    "sdma+rs": Contestant("sdma", {"PG_SDMA_OPS": "all_gather,reduce_scatter"}),
+    "sdma+rs": Contestant(
+        "sdma",
+        {"PG_SDMA_OPS": "all_gather,reduce_scatter", "PG_SDMA_LANDING_BYTES": str(512 << 20)},
+    ),
 }
 
 

@@ -40,7 +40,7 @@ class Training(Stateful):
 
     def __init__(self, model: GPT, learning_rate: float) -> None:
         self.model = model
-        # By default it is hundreds of small kernels a step, which take three times as long on a GPU.
+        # By default it is hundreds of small kernels a step, a large part of a GPU's time.
         on_gpu = next(model.parameters()).is_cuda
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate, fused=on_gpu)
         self.done = 0

@@ -14,8 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-# Thread blocks of a launch: each goes on with the next block of elements until all are summed. Few,
-# because the multiplications that the sums are made beside need the processors too.
+# Thread blocks of a launch: each goes on with the next block of elements until all are summed. 32
+# keep up with NVLink while nothing else runs. Beside multiplications they fall behind, and being
+# fewer for longer they take as much from those: docs/performance.md.
 BLOCKS = 128
 WARPS = 8
 THREADS = 32 * WARPS
