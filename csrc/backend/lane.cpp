@@ -212,7 +212,9 @@ WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
 void Lane::refuse_silence(const Collective& collective, const std::string& reason) const {
   TORCH_CHECK(!group_->settings.strict || off_everywhere_, "rank ", group_->rank,
               ": PG_SDMA_STRICT=1: ", collective.call.operation, " of group ", group_->name,
-              " would use the inner backend ", inner_->getBackendName(), ": ", reason);
+              " would use the inner backend ", inner_->getBackendName(), ": ", reason, " (",
+              collective.facts.output_bytes, " bytes in ", collective.facts.tensors,
+              collective.facts.tensors == 1 ? " tensor)" : " tensors)");
 }
 
 void Lane::prepare(Collective& collective) {

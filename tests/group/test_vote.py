@@ -123,7 +123,11 @@ STRICT = {"PG_SDMA_STRICT": "1"}
             "PG_SDMA=off on rank 1",
             "PG_SDMA=off on rank 1",
         ),
-        ([STRICT | {"PG_SDMA_MIN_BYTES": "4096"}] * RANKS, "below PG_SDMA_MIN_BYTES", True),
+        (
+            [STRICT | {"PG_SDMA_MIN_BYTES": "4096"}] * RANKS,
+            "below PG_SDMA_MIN_BYTES (12 bytes in 1 tensor)",
+            True,
+        ),
     ],
 )
 def test_strict_raises_instead_of_the_inner_on_every_rank(by_rank, small, large):
