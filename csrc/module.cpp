@@ -20,6 +20,7 @@
 #include "backend/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
+#include "python_courier.h"
 
 namespace pg_sdma {
 namespace {
@@ -28,6 +29,14 @@ template <class T>
 std::optional<T> optional_of(const py::dict& settings, const char* name) {
   if (!settings.contains(name) || settings[name].is_none()) return std::nullopt;
   return settings[name].cast<T>();
+}
+
+c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
+
+std::vector<c10::DeviceType> device_types(const std::vector<std::string>& names) {
+  std::vector<c10::DeviceType> types;
+  for (const std::string& name : names) types.push_back(device_type(name));
+  return types;
 }
 
 // Names are the fields of pg_sdma.settings.Settings; what is absent keeps its default.
@@ -47,6 +56,15 @@ Settings read_settings(const py::dict& dict) {
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
   settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "pull";
+  if (const auto devices = optional_of<std::vector<std::string>>(dict, "pulls_on")) {
+    settings.pulls_on = device_types(*devices);
+  }
+  if (const auto devices = optional_of<std::vector<std::string>>(dict, "mori_on")) {
+    settings.mori_on = device_types(*devices);
+  }
+  settings.no_mori = optional_of<std::string>(dict, "no_mori").value_or("");
+  settings.mori_bytes = optional_of<uint64_t>(dict, "mori_bytes").value_or(settings.mori_bytes);
+  settings.whole_job = optional_of<bool>(dict, "whole_job").value_or(settings.whole_job);
   settings.strict = optional_of<bool>(dict, "strict").value_or(settings.strict);
   settings.let_peers_read = optional_of<bool>(dict, "ptracer").value_or(settings.let_peers_read);
   settings.ring = optional_of<uint64_t>(dict, "ring").value_or(settings.ring);
@@ -59,8 +77,6 @@ Settings read_settings(const py::dict& dict) {
   settings.agreed = optional_of<std::string>(dict, "agreed").value_or(settings.agreed);
   return settings;
 }
-
-c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
 
 GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
                                   const std::map<std::string, BackendPtr>& inners,
@@ -95,6 +111,19 @@ std::optional<kernels::Kernel> compile_with(const py::function& compile, const k
   } catch (const std::exception& error) {
     // Without what belongs to Python, which must not be dropped without the GIL.
     throw std::runtime_error(error.what());
+  }
+}
+
+// Asks Python for a rank's part in mori's all-gathers. Called without the GIL.
+std::shared_ptr<CourierOffer> offer_with(const py::function& make, const Group& group,
+                                         c10::Device device) {
+  py::gil_scoped_acquire gil;
+  try {
+    return python_offer(make(device.str(), group.name, group.rank, group.size,
+                             group.settings.whole_job, group.settings.mori_bytes),
+                        device);
+  } catch (const std::exception& error) {
+    throw std::runtime_error(error.what());  // as above
   }
 }
 
@@ -148,6 +177,17 @@ PYBIND11_MODULE(_C, module) {
       },
       py::arg("compile"));
 
+  module.def(
+      "set_mori",
+      [](py::function make) {
+        // Leaked on purpose, as above.
+        auto* kept = new py::function(std::move(make));
+        set_mori([kept](const Group& group, c10::Device device) {
+          return offer_with(*kept, group, device);
+        });
+      },
+      py::arg("make"));
+
   module.def("_flight_record", &flight_record::json, py::arg("rank"), py::arg("reason"),
              py::call_guard<py::gil_scoped_release>());
 
@@ -169,6 +209,7 @@ PYBIND11_MODULE(_C, module) {
           },
           py::arg("device_type"))
       .def("stats", &SdmaBackend::stats, py::call_guard<py::gil_scoped_release>())
+      .def("transports", &SdmaBackend::ways, py::call_guard<py::gil_scoped_release>())
       .def("detach", &SdmaBackend::detach, py::call_guard<py::gil_scoped_release>())
       // As torch's own backends have it, whose users reach past the group.
       .def("_set_default_timeout", &SdmaBackend::setTimeout, py::arg("timeout"),

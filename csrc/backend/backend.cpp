@@ -86,6 +86,14 @@ std::vector<Stats::Row> SdmaBackend::stats() const {
   return rows;
 }
 
+std::map<std::string, std::string> SdmaBackend::ways() const {
+  std::map<std::string, std::string> ways;
+  for (const auto& [device, lane] : lanes()) {
+    ways[c10::DeviceTypeName(device, /*lower_case=*/true)] = lane->way();
+  }
+  return ways;
+}
+
 void SdmaBackend::detach() {
   for (const auto& [device, lane] : lanes()) lane->detach();
 }
@@ -100,6 +108,7 @@ BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, cons
   if (opts && !opts->group_name.empty()) derived_group->name = opts->group_name;
   if (opts) derived_group->timeout = opts->timeout;
   derived_group->store = store;
+  derived_group->settings.whole_job = false;
   derived_group->global_ranks.clear();  // which of this group's it has is the inner's to know
   if (!store) {
     derived_group->store = c10::make_intrusive<c10d::PrefixStore>(

@@ -2,7 +2,9 @@
 // the inner.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "backend/delegating.h"
@@ -29,6 +31,9 @@ class SdmaBackend final : public DelegatingBackend {
                          const c10d::ReduceScatterOptions& opts) override;
 
   std::vector<Stats::Row> stats() const;
+
+  // What carries the direct calls of each lane: Lane::way().
+  std::map<std::string, std::string> ways() const;
 
   // Ends this rank's part in the transports without the peers and without the inners: what is
   // still safe at interpreter exit.

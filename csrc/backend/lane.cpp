@@ -20,11 +20,21 @@ std::function<void(const std::string&)>& log_function() {
   return *function;
 }
 
+Mori& mori_offers() {
+  static auto* offers = new Mori();  // as above
+  return *offers;
+}
+
+bool among(const std::vector<c10::DeviceType>& devices, c10::DeviceType device) {
+  return std::find(devices.begin(), devices.end(), device) != devices.end();
+}
+
 // How long leave() waits for a call in another thread before it fails it.
 constexpr std::chrono::seconds kGrace{2};
 
 Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device,
-                                       std::function<void(const std::string&)> on_fault) {
+                                       std::function<void(const std::string&)> on_fault,
+                                       std::function<std::shared_ptr<CourierOffer>()> mori) {
   Rendezvous::Options options;
   options.group = group.name;
   options.lane = c10::DeviceTypeName(device, /*lower_case=*/true);
@@ -34,6 +44,8 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   options.settings = group.settings.agreed;
   options.ring = group.settings.ring;
   options.slots = group.settings.slots;
+  options.pulls = among(group.settings.pulls_on, device);
+  options.no_offer = group.settings.no_mori;
   options.let_peers_read = group.settings.let_peers_read;
   if (group.settings.patience_ms) {
     options.patience =
@@ -45,6 +57,7 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
     options.no_sums = group.settings.no_device_sums;
   }
   options.on_fault = std::move(on_fault);
+  if (among(group.settings.mori_on, device)) options.offer = std::move(mori);
   return options;
 }
 
@@ -65,6 +78,8 @@ std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
 
 void set_log(std::function<void(const std::string&)> log) { log_function() = std::move(log); }
 
+void set_mori(Mori mori) { mori_offers() = std::move(mori); }
+
 Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
            c10::intrusive_ptr<c10d::Backend> inner)
     : group_(std::move(group)),
@@ -75,12 +90,13 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       recorder_(group_->settings.trace_entries),
       direct_(recorder_.keep("")),
       not_ours_(recorder_.keep("not an operation that goes direct")),
-      rendezvous_(rendezvous_options(*group_, device,
-                                     [this](const std::string& why) {
-                                       // The vote's own test may fail without harm: the group then
-                                       // uses the inner.
-                                       if (live_) record_fault(why);
-                                     }),
+      rendezvous_(rendezvous_options(
+                      *group_, device,
+                      [this](const std::string& why) {
+                        // The vote's own test may fail without harm: the group then uses the inner.
+                        if (live_) record_fault(why);
+                      },
+                      [this] { return offer_mori(); }),
                   std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
       chain_(make_chain(device)) {
   rendezvous_.join();
@@ -225,6 +241,7 @@ void Lane::prepare(Collective& collective) {
 }
 
 void Lane::make_engine(c10::Device device) {
+  engine_device_ = device;
   if (!group_->settings.enabled) return;
   try {
     engine_ =
@@ -265,6 +282,7 @@ void Lane::vote() {
   {
     std::lock_guard<std::mutex> lock(fault_mutex_);
     if (!fault_.empty()) throw GroupFault(fault_);
+    way_ = result.transport ? result.transport->way() : "inner: " + result.reason;
     transport_ = std::move(result.transport);
   }
   voted_ = true;
@@ -281,11 +299,30 @@ void Lane::vote() {
   policy_.min_mean_bytes = least || !engine_ ? 0 : engine_->least_bytes();
   const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
-    const std::string how = transport_ ? " read the peers' memory directly"
-                                       : " use " + inner_->getBackendName() + ": " + result.reason;
-    log_function()("group " + group_->name + " on " + c10::DeviceTypeName(device_, true) + ", " +
-                   std::to_string(group_->size) + " ranks: " + which + how);
+    log_function()(announcement(result, which));
   }
+}
+
+std::shared_ptr<CourierOffer> Lane::offer_mori() const {
+  if (!mori_offers()) throw CannotShare("nobody to ask for mori");
+  return mori_offers()(*group_, *engine_device_);
+}
+
+std::string Lane::announcement(const Rendezvous::Result& result, const std::string& which) const {
+  std::string how = " use " + inner_->getBackendName() + ": " + result.reason;
+  if (transport_) {
+    const std::string way = transport_->way();
+    const bool reads = way == "pull" || way == "slots";
+    how = reads ? " read the peers' memory directly" : " go by " + way;
+    if (!result.no_pull.empty()) how += ", because reading it is refused: " + result.no_pull;
+  }
+  return "group " + group_->name + " on " + c10::DeviceTypeName(device_, true) + ", " +
+         std::to_string(group_->size) + " ranks: " + which + how;
+}
+
+std::string Lane::way() const {
+  std::lock_guard<std::mutex> lock(fault_mutex_);
+  return way_;
 }
 
 void Lane::shutdown() {

@@ -33,6 +33,11 @@ struct Settings {
   std::optional<uint64_t> min_bytes;  // none: the engine's default
   std::optional<double> patience_ms;  // none: the engine's default
   bool slots = true;
+  std::vector<c10::DeviceType> pulls_on{c10::kCPU, c10::kCUDA};  // the lanes that may pull
+  std::vector<c10::DeviceType> mori_on;                          // the lanes that mori may serve
+  std::string no_mori;      // why mori serves none, where it was asked for
+  uint64_t mori_bytes = 0;  // of its memory on each device
+  bool whole_job = true;    // the group has every rank of the job
   bool strict = false;
   bool let_peers_read = true;
   uint64_t ring = 16;
@@ -112,6 +117,10 @@ class Lane final : private Carrier, private Recorded {
 
   LaneRecord record() const override;
 
+  // What carries this lane's direct calls ("pull", "slots", "mori"); "inner: " and the reason where
+  // nothing does; "no vote yet" before the first call that asks.
+  std::string way() const;
+
  private:
   std::vector<WorkPtr> carry(Collective& collective) override;
   std::vector<WorkPtr> carry_parts(Collective& collective);
@@ -120,6 +129,8 @@ class Lane final : private Carrier, private Recorded {
 
   void prepare(Collective& collective);
   void make_engine(c10::Device device);
+  std::shared_ptr<CourierOffer> offer_mori() const;
+  std::string announcement(const Rendezvous::Result& result, const std::string& which) const;
   void vote();
   WorkPtr take_inner(Collective& collective, const std::string& reason);
   void refuse_silence(const Collective& collective, const std::string& reason) const;
@@ -151,10 +162,12 @@ class Lane final : private Carrier, private Recorded {
   bool off_everywhere_ = false;  // PG_SDMA=off on every rank
   std::shared_ptr<Engine> engine_;
   std::string no_engine_;  // why there is none
+  std::optional<c10::Device> engine_device_;
 
   // Guards what abort() needs while a call that waits for its peers holds mutex_.
   mutable std::mutex fault_mutex_;
-  std::string fault_;                      // why the group is of no use any more
+  std::string fault_;  // why the group is of no use any more
+  std::string way_ = "no vote yet";
   std::shared_ptr<DirectPull> transport_;  // written under both mutexes
 
   std::mutex leaving_;
@@ -163,5 +176,9 @@ class Lane final : private Carrier, private Recorded {
 
 // Who hears the one line a group logs; set by the Python side.
 void set_log(std::function<void(const std::string&)> log);
+
+// Who makes a rank's part in mori's all-gathers, for tensors on a device; set by the Python side.
+using Mori = std::function<std::shared_ptr<CourierOffer>(const Group&, c10::Device)>;
+void set_mori(Mori mori);
 
 }  // namespace pg_sdma

@@ -12,9 +12,13 @@ void DirectPull::carry(const Call& call) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
-    write_program(call);
+    if (!courier_) write_program(call);
     if (watchdog_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
+    }
+    if (courier_) {
+      carry_by_courier(call, *waiting);
+      return;
     }
     const auto began = Clock::now();
     queue_->run(program_, *waiting);
@@ -25,6 +29,18 @@ void DirectPull::carry(const Call& call) {
     if (!engine_->stream_ordered()) check_fault();
     sharing_.settle(number_, /*direct=*/true);
   });
+}
+
+// The counters are for who watches: the courier itself ends only when every peer has sent, and when
+// what this rank sends has been read.
+void DirectPull::carry_by_courier(const Call& call, Waiter& waiting) {
+  program_.assign({Step::write(page_.ready(options_.rank), number_)});
+  queue_->run(program_, waiting);
+  courier_->carry(call, *queue_);
+  program_.assign({Step::write(page_.done(options_.rank), number_)});
+  queue_->run(program_, waiting);
+  if (!engine_->stream_ordered()) check_fault();
+  sharing_.settle(number_, /*direct=*/true);
 }
 
 bool DirectPull::may_choose(const Call& call) const {

@@ -166,7 +166,7 @@ Decision DirectPull::agree(const Call& call) {
   page_.tell_core(options_.rank, this_core());
   own_ = describe(call);
   Agreement<PageView> agreement(options_.rank, options_.world, options_.ring,
-                                engine_->opens_exports());
+                                engine_->opens_exports() && !courier_);
   agreement.start(++number_, own_.summary);
 
   PageView view(*this);
@@ -236,6 +236,11 @@ void DirectPull::guarded(const std::function<void()>& body) {
   }
 }
 
+std::string DirectPull::way() const {
+  if (courier_) return courier_->name();
+  return slots_.any() ? "slots" : "pull";
+}
+
 void DirectPull::abort(const std::string& why) { page_.set_fault(options_.rank, why); }
 
 CallRecord DirectPull::describe(const Call& call) {
@@ -265,7 +270,8 @@ CallRecord DirectPull::describe(const Call& call) {
   record.summary.signature = fingerprint.value();
   try {
     if (!call.unable.empty()) throw CannotShare(call.unable);
-    for (size_t t = 0; t < regions.size(); ++t) {
+    const bool read_by_peers = !courier_ || call.reduces();
+    for (size_t t = 0; read_by_peers && t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;
       record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes);
     }

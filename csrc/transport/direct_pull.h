@@ -1,5 +1,6 @@
 // All-gathers and reduce-scatters in which every rank pulls what it needs of its peers' tensors
-// from where they lie, or all-gathers it through the page's slots where it has some.
+// from where they lie; or all-gathers it through the page's slots where it has some, or by a
+// courier.
 #pragma once
 
 #include <atomic>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "transport/control_page.h"
+#include "transport/courier.h"
 #include "transport/peers.h"
 #include "transport/preference.h"
 #include "transport/progress.h"
@@ -53,6 +55,11 @@ class DirectPull final : public Transport {
   Queue& queue() override { return *queue_; }
   void abort(const std::string& why) override;
 
+  // From now on all-gathers go by `courier`: on every rank, or on none.
+  void use(std::unique_ptr<Courier> courier) { courier_ = std::move(courier); }
+  // What carries all-gathers, in a word.
+  std::string way() const;
+
   ControlPage& page() { return page_; }
   // From any thread.
   std::vector<RankProgress> progress() const {
@@ -78,6 +85,7 @@ class DirectPull final : public Transport {
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
   void write_program(const Call& call);  // of an all-gather, into program_
+  void carry_by_courier(const Call& call, Waiter& waiting);
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
   void copy_from(int peer, const Call& call, const Wave& wave);
@@ -119,7 +127,8 @@ class DirectPull final : public Transport {
   Slots slots_;
   Preference preference_;
   Sharing sharing_;
-  std::unique_ptr<Queue> queue_;  // after sharing_: copies end before what they read is closed
+  std::unique_ptr<Courier> courier_;  // before the queue, behind which its last gather is
+  std::unique_ptr<Queue> queue_;      // after sharing_: copies end before what they read is closed
 
   std::unique_ptr<Watchdog> watchdog_;  // where no host waits for an operation to end
 

@@ -17,7 +17,7 @@
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "4";
+constexpr const char* kProtocol = "5";
 
 // A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
 // inner would enqueue and go on.
@@ -104,6 +104,12 @@ std::string no_sums(const std::vector<std::string>& records) {
   return "";
 }
 
+bool all_have_offers(const std::vector<std::string>& records) {
+  return std::all_of(records.begin(), records.end(), [](const std::string& record) {
+    return read_fields(record).at("offer") == "1";
+  });
+}
+
 bool off_everywhere(const std::vector<std::string>& records) {
   return std::all_of(records.begin(), records.end(), [](const std::string& record) {
     return read_fields(record).at("enabled") != "1";
@@ -161,11 +167,11 @@ Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
     : options_(std::move(options)), board_(std::move(board)) {}
 
 std::string Rendezvous::key(const std::string& step, int rank) const {
-  return options_.lane + "/" + step + "/" + std::to_string(rank);
+  return options_.lane + "/" + attempt_ + step + "/" + std::to_string(rank);
 }
 
 void Rendezvous::post(const std::string& step, const std::string& value) {
-  inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
+  if (step != "joined") inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
   board_->post(key(step, options_.rank), value);
 }
 
@@ -213,16 +219,23 @@ void Rendezvous::join() {
                              {"enabled", options_.enabled ? "1" : "0"},
                              {"settings", one_line(options_.settings)},
                              {"host", host_identity()},
+                             {"offer", options_.offer ? "1" : "0"},
                              {"no_sums", one_line(options_.no_sums)},
                              {"pid", std::to_string(getpid())}}));
 }
 
-Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest& self_test,
+std::optional<std::string> Rendezvous::ask(const std::string& step, const std::string& answer,
+                                           Clock::time_point deadline) {
+  post(step, answer);
+  return first_no(collect(step, deadline));
+}
+
+Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest& self_test,
                                     std::chrono::milliseconds timeout) {
   timeout_ = timeout;
   const auto deadline = Clock::now() + timeout;
   const auto records = collect("join", deadline);
-  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), ""};
+  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
   peers_ = std::make_unique<Peers>(pids);
@@ -231,8 +244,61 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     ~AtEnd() { peers.reset(); }
   } at_end{peers_};
 
-  // Step 1: an engine here, and on rank 0 the control page.
+  Result pulls;
+  if (options_.pulls) {
+    pulls = attempt({false, engine, self_test, records, pids, deadline});
+    if (pulls.transport) return pulls;
+  }
+  if (!all_have_offers(records)) {
+    if (!options_.pulls) pulls.reason = options_.no_offer;
+    return pulls;
+  }
+  // Keys of another attempt are new ones: what a rank says of pulls stays on the board.
+  attempt_ = "courier-";
+  Result sends = attempt({true, engine, self_test, records, pids, deadline});
+  attempt_.clear();
+  if (sends.transport) {
+    sends.no_pull = pulls.reason;
+  } else if (!pulls.reason.empty() && pulls.reason != sends.reason) {
+    sends.reason = pulls.reason + "; and by mori: " + sends.reason;
+  }
+  return sends;
+}
+
+std::unique_ptr<DirectPull> Rendezvous::make_transport(std::shared_ptr<Engine> engine,
+                                                       std::optional<ControlPage> page,
+                                                       const std::vector<std::string>& engines,
+                                                       const std::vector<int>& pids) const {
+  std::vector<std::string> identities;
+  for (const std::string& text : engines) identities.push_back(read_fields(text).at("identity"));
+  for (int rank = 0; rank < options_.world; ++rank) {
+    if (rank == options_.rank) continue;
+    const std::string why = link_objection(engine->link_to(identities[rank]), options_);
+    if (!why.empty()) throw CannotShare(why + ", to rank " + std::to_string(rank));
+  }
+  if (!page) {
+    const Fields owner = read_fields(engines[0]);
+    page.emplace(ControlPage::attach(pids[0], std::stoi(owner.at("page")),
+                                     std::stoull(owner.at("nonce")), options_.world,
+                                     options_.ring));
+  }
+  DirectPull::Options options;
+  options.group = options_.group;
+  options.rank = options_.rank;
+  options.world = options_.world;
+  options.ring = options_.ring;
+  options.spin = spin_for(options_.world);
+  options.on_fault = options_.on_fault;
+  return std::make_unique<DirectPull>(options, std::move(engine), std::move(*page), identities,
+                                      std::make_unique<Peers>(pids));
+}
+
+Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
+  const auto& [by_courier, factory, self_test, records, pids, deadline] = asked;
+
+  // Step 1: an engine here, what a courier needs, and on rank 0 the control page.
   std::shared_ptr<Engine> engine;
+  std::shared_ptr<CourierOffer> offer;
   std::optional<ControlPage> page;
   Fields answer;
   try {
@@ -241,9 +307,13 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
     // What has to be opened has an access check of its own.
     if (options_.let_peers_read && !engine->opens_exports()) let_peers_read();
     answer = {{"identity", one_line(engine->identity())}};
+    if (by_courier) {
+      offer = options_.offer();
+      answer["word"] = one_line(offer->prepare());
+    }
     if (options_.rank == 0) {
-      page.emplace(
-          ControlPage::create(options_.world, options_.ring, slots_for(options_, *engine)));
+      page.emplace(ControlPage::create(options_.world, options_.ring,
+                                       offer ? SlotShape{} : slots_for(options_, *engine)));
       answer["page"] = std::to_string(page->descriptor());
       answer["nonce"] = std::to_string(page->nonce());
     }
@@ -252,40 +322,33 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
   }
   post("engine", write_fields(answer));
   const auto engines = collect("engine", deadline);
-  if (const auto no = first_no(engines)) return {nullptr, *no, false, ""};
+  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
 
   // Step 2: every rank maps the page and can build the transport.
-  std::vector<std::string> identities;
-  for (const std::string& text : engines) identities.push_back(read_fields(text).at("identity"));
   std::unique_ptr<DirectPull> transport;
   answer = {{"yes", ""}};
   try {
-    for (int rank = 0; rank < options_.world; ++rank) {
-      if (rank == options_.rank) continue;
-      const std::string why = link_objection(engine->link_to(identities[rank]), options_);
-      if (!why.empty()) throw CannotShare(why + ", to rank " + std::to_string(rank));
-    }
-    if (!page) {
-      const Fields owner = read_fields(engines[0]);
-      page.emplace(ControlPage::attach(pids[0], std::stoi(owner.at("page")),
-                                       std::stoull(owner.at("nonce")), options_.world,
-                                       options_.ring));
-    }
-    DirectPull::Options options;
-    options.group = options_.group;
-    options.rank = options_.rank;
-    options.world = options_.world;
-    options.ring = options_.ring;
-    options.spin = spin_for(options_.world);
-    options.on_fault = options_.on_fault;
-    transport = std::make_unique<DirectPull>(options, engine, std::move(*page), identities,
-                                             std::make_unique<Peers>(pids));
+    transport = make_transport(engine, std::move(page), engines, pids);
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
-  post("mapped", write_fields(answer));
-  if (const auto no = first_no(collect("mapped", deadline))) return {nullptr, *no, false, ""};
+  if (const auto no = ask("mapped", write_fields(answer), deadline)) {
+    return {nullptr, *no, false, "", ""};
+  }
   transport->page().close_descriptor();
+
+  // Only now that nothing else keeps a rank from it: those that have come wait for the others.
+  if (offer) {
+    answer = {{"yes", ""}};
+    try {
+      transport->use(offer->join(read_fields(engines[0]).at("word")));
+    } catch (const std::exception& error) {
+      answer = {{"no", one_line(error.what())}};
+    }
+    if (const auto no = ask("joined", write_fields(answer), deadline)) {
+      return {nullptr, *no, false, "", ""};
+    }
+  }
 
   // Step 3: bytes arrive.
   answer = {{"yes", ""}};
@@ -315,14 +378,17 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& factory, const SelfTest
       fail("failed in its vote: " + broken->second, "tested");
     }
   }
-  if (const auto no = first_no(answers)) return {nullptr, *no, false, ""};
+  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   const bool waits_while_free = engine->stream_ordered() && !options_.patience;
   transport->set_patience(
       options_.patience.value_or(engine->stream_ordered() ? kStreamPatience
                                                           : std::chrono::microseconds(0)),
       waits_while_free);
-  return {std::move(transport), "", false, no_sums(records)};
+  std::string sums = no_sums(records);
+  // What pulls could not do is not done for reduce-scatters either.
+  if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";
+  return {std::move(transport), "", false, sums, ""};
 }
 
 }  // namespace pg_sdma

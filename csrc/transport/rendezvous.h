@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "transport/courier.h"
 #include "transport/direct_pull.h"
 
 namespace pg_sdma {
@@ -39,7 +40,12 @@ class Rendezvous {
     std::string settings;  // what must be equal on all ranks, as text
     uint64_t ring = 16;
     std::optional<std::chrono::microseconds> patience;  // none: the engine's default
-    bool slots = true;                                  // where there is a core a rank
+    bool pulls = true;                                  // or slots; else by a courier or not at all
+    // How this rank comes by a courier, where pulls are not possible; throws CannotShare with the
+    // reason when it cannot. None: whatever the reason, without one.
+    std::function<std::shared_ptr<CourierOffer>()> offer;
+    std::string no_offer;  // why there is none, where there are no pulls either
+    bool slots = true;     // where there is a core a rank
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;
@@ -52,6 +58,7 @@ class Rendezvous {
     std::string reason;                     // why, the same on all ranks
     bool off_everywhere = false;            // because every rank asked for that
     std::string no_sums;  // why reduce-scatters use the inner, the same on all ranks
+    std::string no_pull;  // why all-gathers go by a courier, the same on all ranks
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.
@@ -70,6 +77,24 @@ class Rendezvous {
               std::chrono::milliseconds timeout);
 
  private:
+  // One way of carrying all-gathers, put to the vote.
+  struct Attempt {
+    bool by_courier = false;  // or by pulls
+    const EngineFactory& engine;
+    const SelfTest& self_test;
+    const std::vector<std::string>& records;
+    const std::vector<int>& pids;
+    Clock::time_point deadline;
+  };
+  Result attempt(const Attempt& asked);
+  std::unique_ptr<DirectPull> make_transport(std::shared_ptr<Engine> engine,
+                                             std::optional<ControlPage> page,
+                                             const std::vector<std::string>& engines,
+                                             const std::vector<int>& pids) const;
+  // Answers a step of the attempt, and hears why a rank says no; nothing when none does.
+  std::optional<std::string> ask(const std::string& step, const std::string& answer,
+                                 Clock::time_point deadline);
+
   std::vector<std::string> collect(const std::string& step, Clock::time_point deadline);
   [[noreturn]] void fail(const std::string& what, const std::string& step) const;
   void post(const std::string& step, const std::string& value);
@@ -78,6 +103,7 @@ class Rendezvous {
   Options options_;
   std::shared_ptr<Board> board_;
   std::unique_ptr<Peers> peers_;  // while voting, once the records are known
+  std::string attempt_;           // what the keys of its steps begin with
   std::chrono::milliseconds timeout_{0};
 };
 

@@ -22,6 +22,12 @@ def set_kernels(
     stream captures a graph.
     """
 
+def set_mori(make: Callable[[str, str, int, int, bool, int], Any]) -> None:
+    """Sets who makes a rank's part in mori's all-gathers. Called from any thread.
+
+    The arguments are those of pg_sdma.mori_transport.Offer, and the result is one.
+    """
+
 def _flight_record(rank: int, reason: str) -> str:
     """The records of this process's groups as JSON: see pg_sdma.flight_record."""
 
@@ -73,6 +79,9 @@ class SdmaBackend(Backend):
 
     def stats(self) -> list[tuple[str, str, str, int, int]]:
         """Rows of (operation, route, reason, calls, bytes), of all lanes."""
+
+    def transports(self) -> dict[str, str]:
+        """What carries the direct calls, by device type: see pg_sdma.transports."""
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
         """What the group's set_timeout does."""

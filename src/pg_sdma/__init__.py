@@ -7,10 +7,10 @@ installed, torch imports it by itself. The C++ extension is loaded when the firs
 from __future__ import annotations
 
 from pg_sdma._registration import register
-from pg_sdma.stats import fast_path_share, stats
+from pg_sdma.stats import fast_path_share, stats, transports
 from pg_sdma.trace import flight_record
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "fast_path_share", "flight_record", "stats"]
+__all__ = ["__version__", "fast_path_share", "flight_record", "stats", "transports"]
 
 register()

@@ -8,14 +8,14 @@ import functools
 import logging
 import os
 import uuid
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from pg_sdma import _extension, kernels
+from pg_sdma import _extension, kernels, mori_transport
 from pg_sdma._inner import build_inner
 from pg_sdma.settings import read_settings
 from pg_sdma.stats import sdma_backends
@@ -49,6 +49,8 @@ def create(opts: Any, pg_options: Any = None) -> Any:
             "agreed": settings.agreed(),
             "inject": settings.inject_on(global_rank),
             "no_device_sums": kernels.why_none(),
+            "whole_job": _has_whole_job(global_ranks),
+            **dataclasses.asdict(mori_transport.where(settings)),
         },
         group_name=opts.group_id,
         timeout=opts.timeout,
@@ -71,10 +73,17 @@ def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
     return ("cpu", "cuda") if "cuda" in named or torch.cuda.device_count() > 0 else ("cpu",)
 
 
+def _has_whole_job(global_ranks: Sequence[int]) -> bool:
+    """Whether every rank of the default group is among `global_ranks`, in its place."""
+    world = c10d._world.default_pg
+    return world is None or list(global_ranks) == list(range(world.size()))
+
+
 @functools.cache
 def _set_up_process(extension: ModuleType) -> None:
     extension.set_log(logging.getLogger("pg_sdma").info)
     extension.set_kernels(kernels.compile_for)
+    extension.set_mori(mori_transport.Offer)
     atexit.register(_detach_live_groups)
 
 

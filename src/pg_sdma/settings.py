@@ -144,11 +144,28 @@ class Settings:
     )
     transport: str = _variable(
         "PG_SDMA_TRANSPORT",
-        _choice("auto", "pull"),
+        _choice("auto", "pull", "mori"),
         "What carries the direct route: `pull` reads the peers' tensors where they lie. `auto` "
         "takes the best there is: for all-gathers of CPU tensors at most 1 MiB of shared memory a "
-        "group, where every rank has a core and the ranks are few, and pull for all others.",
+        "group, where every rank has a core and the ranks are few, and pull for all others. On AMD "
+        "GPUs, where the vote or its self-test refuses pulls, it then asks for AMD's mori; `mori` "
+        "asks for that alone, of GPU tensors: see [mori.md](mori.md).",
         default="auto",
+        agreed=True,
+    )
+    mori_bytes: int = _variable(
+        "PG_SDMA_MORI_BYTES",
+        _integer(1 << 17, "bytes"),
+        "What mori's buffers take of each GPU, for good, where mori is what carries all-gathers. "
+        "Longer shards go through them piece by piece.",
+        default=str(512 << 20),
+        agreed=True,
+    )
+    mori_on_cpu: bool = _variable(
+        "PG_SDMA_MORI_ON_CPU",
+        _BIT,
+        "`1` lets mori have CPU tensors, which no mori of AMD's takes. For tests.",
+        default="0",
         agreed=True,
     )
     inner: Mapping[str, str] = _variable(

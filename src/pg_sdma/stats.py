@@ -33,6 +33,18 @@ def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
     return counts
 
 
+def transports(group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """What carries the direct calls of `group` (the default group if None), by device type.
+
+    "pull", "slots" or "mori"; "inner: " and the reason where nothing goes direct; "no vote yet"
+    before the first call that may. A group without an sdma backend has none.
+    """
+    found: dict[str, str] = {}
+    for backend in sdma_backends(group or c10d._get_default_group()):
+        found |= backend.transports()
+    return found
+
+
 def fast_path_share(group: dist.ProcessGroup | None = None) -> float:
     """The part of the bytes of stats(group) that went direct, 0 to 1; NaN where there are none."""
     return direct_share(stats(group))

@@ -25,6 +25,9 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("PG_SDMA", "off", "enabled", False),
         ("PG_SDMA", " on ", "enabled", True),
         ("PG_SDMA_TRANSPORT", "pull", "transport", "pull"),
+        ("PG_SDMA_TRANSPORT", "mori", "transport", "mori"),
+        ("PG_SDMA_MORI_BYTES", "131072", "mori_bytes", 131072),
+        ("PG_SDMA_MORI_ON_CPU", "1", "mori_on_cpu", True),
         ("PG_SDMA_INNER", "gloo", "inner", {"cuda": "gloo"}),
         ("PG_SDMA_INNER", "cpu=mpi, cuda=ucc", "inner", {"cpu": "mpi", "cuda": "ucc"}),
         ("PG_SDMA_OPS", "reduce_scatter", "ops", ("reduce_scatter",)),
@@ -53,7 +56,8 @@ def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value
     ("name", "text", "allowed"),
     [
         ("PG_SDMA", "1", "`on` or `off`"),
-        ("PG_SDMA_TRANSPORT", "push", "`auto` or `pull`"),
+        ("PG_SDMA_TRANSPORT", "push", "`auto`, `pull` or `mori`"),
+        ("PG_SDMA_MORI_BYTES", "131071", "an integer from 131072"),
         ("PG_SDMA_INNER", "sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "cuda=sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "tpu=gloo", "a backend for GPU tensors"),
@@ -97,6 +101,8 @@ def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
     others = {
         "PG_SDMA": "off",
         "PG_SDMA_TRANSPORT": "pull",
+        "PG_SDMA_MORI_BYTES": "131072",
+        "PG_SDMA_MORI_ON_CPU": "1",
         "PG_SDMA_INNER": "gloo",
         "PG_SDMA_OPS": "reduce_scatter",
         "PG_SDMA_LANDING_BYTES": "8192",
