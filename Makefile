@@ -80,7 +80,7 @@ REQUIREMENTS = $(BIN)/python -c "from importlib.metadata import requires; \
 
 .venv/.ready: .venv/.built
 	$(call REQUIREMENTS,'extra' in r and 'zero3' not in r and 'frameworks' not in r \
-	    and 'kernels' not in r) \
+	    and 'kernels' not in r and 'mori' not in r) \
 	    | $(BIN)/python -m pip install --quiet --requirement /dev/stdin
 	@touch $@
 

@@ -1,6 +1,7 @@
 #include "python_courier.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <optional>
@@ -57,9 +58,11 @@ class PythonCourier final : public Courier {
   std::string name() const override { return name_; }
 
   void carry(const Call& call, Queue& queue) override {
+    c10::OptionalDeviceGuard on_device;
     std::optional<c10::impl::VirtualGuardImpl> guard;
     std::optional<StreamGuard> on_stream;
     if (stream_) {
+      on_device.reset_device(device_);
       guard.emplace(device_.type());
       on_stream.emplace(*guard, *stream_);
     }

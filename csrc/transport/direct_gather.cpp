@@ -12,16 +12,13 @@ void DirectPull::carry(const Call& call) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
-    if (!courier_) write_program(call);
+    write_program(call);
     if (watchdog_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
-    if (courier_) {
-      carry_by_courier(call, *waiting);
-      return;
-    }
     const auto began = Clock::now();
     queue_->run(program_, *waiting);
+    if (courier_) hand_over(call, *waiting);
     if (may_choose(call)) {
       preference_.note(call.shard_bytes(), !through_slots(call), Clock::now() - began);
     }
@@ -31,16 +28,12 @@ void DirectPull::carry(const Call& call) {
   });
 }
 
-// The counters are for who watches: the courier itself ends only when every peer has sent, and when
-// what this rank sends has been read.
-void DirectPull::carry_by_courier(const Call& call, Waiter& waiting) {
-  program_.assign({Step::write(page_.ready(options_.rank), number_)});
-  queue_->run(program_, waiting);
+// The counters are for who watches: a courier ends only once every peer's shard is here, and once
+// this rank's has been read.
+void DirectPull::hand_over(const Call& call, Waiter& waiting) {
   courier_->carry(call, *queue_);
   program_.assign({Step::write(page_.done(options_.rank), number_)});
   queue_->run(program_, waiting);
-  if (!engine_->stream_ordered()) check_fault();
-  sharing_.settle(number_, /*direct=*/true);
 }
 
 bool DirectPull::may_choose(const Call& call) const {
@@ -63,6 +56,10 @@ void DirectPull::write_program(const Call& call) {
   const int rank = options_.rank;
   const int world = options_.world;
   program_.clear();
+  if (courier_) {
+    program_.push_back(Step::write(page_.ready(rank), number_));
+    return;  // the rest is in hand_over()
+  }
   if (through_slots(call)) {
     slots_.write(call, program_);
     program_.push_back(Step::write(page_.done(rank), number_));

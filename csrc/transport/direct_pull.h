@@ -84,8 +84,8 @@ class DirectPull final : public Transport {
   bool asks_for_pull(const Call& call);
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
-  void write_program(const Call& call);  // of an all-gather, into program_
-  void carry_by_courier(const Call& call, Waiter& waiting);
+  void write_program(const Call& call);               // of an all-gather, into program_
+  void hand_over(const Call& call, Waiter& waiting);  // to the courier
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
   void copy_from(int peer, const Call& call, const Wave& wave);
