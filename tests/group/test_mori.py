@@ -181,7 +181,6 @@ def test_auto_gives_both_reasons_where_neither_can():
     "env",
     [
         {"PG_SDMA_TRANSPORT": "auto"},
-        {"PG_SDMA_TRANSPORT": "pull"},
         {"PG_SDMA_MORI_ON_CPU": "0"},  # CPU tensors are none of mori's
     ],
     ids=str,
@@ -191,6 +190,29 @@ def test_where_pulls_do_mori_is_not_imported(env):
         assert counts == {"direct": 2}
         assert way in ("pull", "slots")
         assert not imported
+
+
+def vote_without(pulls_on, without):
+    """vote_with, where the ranks `without` are not built for mori, and pulls are `pulls_on`."""
+    from pg_sdma import mori_transport
+
+    os.environ["PG_SDMA_INJECT"] = "self-test=corrupt@1"
+    mori_on = () if int(os.environ["RANK"]) in without else ("cpu",)
+    found = mori_transport.Where(pulls_on, mori_on, "no mori here")
+    mori_transport.where = lambda settings: found
+    return vote_with(same())
+
+
+def test_a_rank_that_is_not_built_for_mori_is_not_asked_for_it():
+    for _, counts, _, _, imported in run(vote_without, ("cpu",), (2,)):
+        [route] = counts
+        assert route.startswith("inner: rank 1: the self-test") and "mori" not in route
+        assert not imported
+
+
+def test_where_mori_is_asked_for_and_there_is_none_the_reason_says_so():
+    for _, counts, *_ in run(vote_without, (), (0, 1, 2)):
+        assert counts == {"inner: no mori here": 2}
 
 
 def test_ranks_that_want_different_transports_use_the_inner():

@@ -48,9 +48,8 @@ def run(count, sizes=(1, 30000), ranks=RANKS, env=(), **options):
 RACE = {"FAKE_MORI_RACE": "0.05"}
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_every_size_and_place_comes_right(ranks):
-    assert not run(60, ranks=ranks)
+def test_every_size_and_place_comes_right():
+    assert not run(60, ranks=4)
 
 
 def test_five_thousand_gathers_stay_right_while_ranks_race():
@@ -84,12 +83,9 @@ def test_a_rank_that_does_not_come_is_an_error_on_the_others():
 
 
 def _leave_alone():
-    import mori_ranks
-
-    mori_ranks.use_fake_mori()
+    gather = join()
     import mori.cpp
 
-    mori.cpp.TIMEOUT = 2.0
-    gather = join()
+    mori.cpp.TIMEOUT = 1.0
     if os.environ["RANK"] == "0":
         gather.gather(torch.zeros(64, dtype=torch.uint8), torch.zeros(2, 64, dtype=torch.uint8))

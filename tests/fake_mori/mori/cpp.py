@@ -14,7 +14,7 @@ from pathlib import Path
 MORI_SHMEM_INIT_WITH_MPI_COMM = 0
 MORI_SHMEM_INIT_WITH_UNIQUEID = 1
 UNIQUE_ID_BYTES = 128
-TIMEOUT = 20.0  # seconds in which peers have to come
+TIMEOUT = 60.0  # seconds in which peers have to come
 HEADER = 4096  # of a heap: the barrier's counter
 ALIGNMENT = 256
 
