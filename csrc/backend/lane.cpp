@@ -44,7 +44,8 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   options.settings = group.settings.agreed;
   options.ring = group.settings.ring;
   options.slots = group.settings.slots;
-  options.pulls = among(group.settings.pulls_on, device);
+  // One rank alone has nobody to ask, and copies.
+  options.pulls = group.size == 1 || among(group.settings.pulls_on, device);
   options.no_offer = group.settings.no_mori;
   options.let_peers_read = group.settings.let_peers_read;
   if (group.settings.patience_ms) {

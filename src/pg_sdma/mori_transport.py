@@ -276,10 +276,14 @@ def _copy_out(
     landed: torch.Tensor, outputs: torch.Tensor | Sequence[torch.Tensor], start: int
 ) -> None:
     n = landed.size(1)
-    if isinstance(outputs, torch.Tensor) and landed.shape == outputs.shape:
+    if (
+        isinstance(outputs, torch.Tensor)
+        and landed.shape == outputs.shape
+        and landed.is_contiguous()
+    ):
         outputs.copy_(landed)
         return
-    # Row by row: a copy of contiguous bytes needs no kernel that knows strides.
+    # Row by row: contiguous bytes are a plain copy, strides would take a kernel.
     for output, row in zip(outputs, landed, strict=True):
         output[start : start + n].copy_(row)
 

@@ -292,6 +292,19 @@ def test_calls_that_do_not_fit_together_raise_everywhere_and_leave_the_group_who
         assert set(counts["all_gather_into_tensor"]) == {"direct"}
 
 
+def gather_alone():
+    import pg_sdma
+
+    init_group("cpu:sdma")
+    return gather(), pg_sdma.transports()["cpu"]
+
+
+def test_one_rank_alone_has_nobody_to_ask():
+    [(right, way)] = run(gather_alone, ranks=1)
+    assert right
+    assert way in ("pull", "slots")
+
+
 def fail_in_mori():
     from pg_sdma import mori_transport
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from pg_sdma import __version__, _extension, kernels, stats
+from pg_sdma import __version__, _extension, kernels, stats, transports
 from pg_sdma.bench.all_gather import all_gather
 from pg_sdma.bench.launch import World, run_ranks
 from pg_sdma.settings import variables
@@ -85,6 +85,8 @@ def probe(world: World, options: argparse.Namespace) -> None:
     right = torch.equal(output.view(world.size, -1)[:, 0].cpu(), torch.arange(world.size))
     # Nothing is counted where PG_SDMA_OPS leaves all-gathers out.
     (route,) = next(iter(stats(group).values()), ["inner: PG_SDMA_OPS"])
+    if route == "direct":
+        route += f" ({transports(group)[world.device.type]})"
     if world.rank == 0:
         name = "GPU tensors" if world.device.type == "cuda" else "CPU tensors"
         wrong = "" if right else ", and the output was wrong"
