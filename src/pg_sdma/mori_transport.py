@@ -8,17 +8,15 @@ does and does not check is in docs/mori.md, with the sources.
 from __future__ import annotations
 
 import contextlib
-import importlib
-import inspect
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 
+from pg_sdma import mori_library
+from pg_sdma.mori_library import Library, Refused
 from pg_sdma.settings import Settings
 
 NAME = "mori"
@@ -29,20 +27,8 @@ MOST_RANKS = 8
 SLACK_MIB = 64  # what mori needs of its heap besides the buffers, generously
 PAGE = 4096  # buffers are a whole number of so many bytes
 
-# How AllgatherSdma and, in mori of May 2026, AllGatherIntoTensor are used here: arguments' names.
-SDMA_ARGUMENTS = ("my_pe", "npes", "input_buffer_size", "output_buffer_size", "copy_output_to_user")
-SDMA_CALL = ("input_data", "output_data", "count", "stream", "capturing")
-SDMA_LANDED = ("dtype", "device")
-TENSOR_ARGUMENTS = ("my_pe", "npes", "input_buffer_size", "output_buffer_size")
-TENSOR_CALL = ("input_ptr", "output_ptr", "count", "dtype", "stream")
-INIT_ARGUMENTS = ("flags", "rank", "nranks", "unique_id")
-
 # The group that has mori's SHMEM world in this process: there is one world a process, and ever.
 _taken_by = ""
-
-
-class Refused(RuntimeError):
-    """Why this rank cannot use mori; the message is for the group's log."""
 
 
 @dataclass(frozen=True)
@@ -67,88 +53,6 @@ def where(settings: Settings, hip: str | None = torch.version.hip) -> Where:
         return Where(("cpu", "cuda"), possible, "")
     no_mori = "" if possible else "PG_SDMA_TRANSPORT=mori, and this torch is not built for ROCm"
     return Where(("cpu",) * (not settings.mori_on_cpu), possible, no_mori)
-
-
-@dataclass(frozen=True)
-class Library:
-    """What an installed mori has of what is used here."""
-
-    collective: Any  # the class
-    dtype: Any  # what its calls name bytes by; None where they take tensors
-    shmem: ModuleType
-
-
-def find() -> Library:
-    """Imports mori, told to use SDMA, and looks for a class with the arguments used here.
-
-    Raises Refused with the reason: nothing that importing mori raises (ImportError, OSError where
-    ROCm is not there, RuntimeError) gets out otherwise.
-    """
-    # mori reads it when its context comes to be, and its kernels fault on a context without.
-    asked = os.environ.setdefault("MORI_ENABLE_SDMA", "1")
-    if asked.strip().lower() in ("", "0", "false", "no", "off"):
-        raise Refused(f"MORI_ENABLE_SDMA={asked}")
-    try:
-        ccl = importlib.import_module("mori.ccl")
-        shmem = importlib.import_module("mori.shmem")
-    except Exception as error:
-        raise Refused(f"mori cannot be imported: {_told(error)}") from error
-    for function in ("shmem_get_unique_id", "shmem_mype", "shmem_npes"):
-        if not callable(getattr(shmem, function, None)):
-            raise Refused(f"this mori has no shmem.{function}")
-    _check(getattr(shmem, "shmem_init_attr", None), INIT_ARGUMENTS, "shmem.shmem_init_attr")
-    if not hasattr(shmem, "MORI_SHMEM_INIT_WITH_UNIQUEID"):
-        raise Refused("this mori has no shmem.MORI_SHMEM_INIT_WITH_UNIQUEID")
-    why_not = []
-    for look in (_allgather_sdma, _all_gather_into_tensor):
-        try:
-            return Library(*look(ccl), shmem=shmem)
-        except Refused as error:
-            why_not.append(str(error))
-    raise Refused("; ".join(why_not))
-
-
-def _allgather_sdma(ccl: ModuleType) -> tuple[Any, Any]:
-    found = _attribute(ccl, "AllgatherSdma")
-    _check(found, SDMA_ARGUMENTS, "ccl.AllgatherSdma")
-    # Without `capturing` every call would hold up the host until the peers have come.
-    _check(found.__call__, SDMA_CALL, "ccl.AllgatherSdma's call")
-    landed = getattr(found, "get_output_transit_buffer", None)
-    _check(landed, SDMA_LANDED, "ccl.AllgatherSdma.get_output_transit_buffer")
-    return found, None
-
-
-def _all_gather_into_tensor(ccl: ModuleType) -> tuple[Any, Any]:
-    found = _attribute(ccl, "AllGatherIntoTensor")
-    # Compiled: its signatures are in its documentation.
-    for method, names in (("__init__", TENSOR_ARGUMENTS), ("__call__", TENSOR_CALL)):
-        signature = str(getattr(getattr(found, method, None), "__doc__", ""))
-        missing = [name for name in names if f"{name}:" not in signature]
-        if missing:
-            raise Refused(f"ccl.AllGatherIntoTensor.{method} does not take {', '.join(missing)}")
-    dtypes = _attribute(ccl, "DataType")
-    if not hasattr(dtypes, "Uint8"):
-        raise Refused("this mori has no ccl.DataType.Uint8")
-    return found, dtypes.Uint8
-
-
-def _attribute(ccl: ModuleType, name: str) -> Any:
-    try:
-        return getattr(ccl, name)
-    except (AttributeError, ImportError):  # mori's own __getattr__ raises the latter
-        raise Refused(f"this mori has no ccl.{name}") from None
-
-
-def _check(function: Any, names: Sequence[str], what: str) -> None:
-    if not callable(function):
-        raise Refused(f"this mori has no {what}")
-    try:
-        taken = inspect.signature(function).parameters
-    except (TypeError, ValueError) as error:
-        raise Refused(f"{what} tells no signature: {error}") from error
-    missing = [name for name in names if name not in taken]
-    if missing:
-        raise Refused(f"{what} does not take {', '.join(missing)}")
 
 
 def chunk_bytes(budget: int, world: int, handles: int) -> int:
@@ -185,9 +89,9 @@ class Offer:
             raise Refused(f"mori's one SHMEM world a process is that of group {_taken_by}")
         if self._world > MOST_RANKS:
             raise Refused(f"{self._world} ranks: mori's kernel sends to at most {MOST_RANKS}")
-        if _foreign_world():
+        if mori_library.has_world():
             raise Refused("something else in this process has made mori's one SHMEM world")
-        self._library = find()
+        self._library = mori_library.find()
         if self._rank != 0:
             return ""
         with _undisturbed(self._device):
@@ -345,12 +249,6 @@ class _IntoTensor:
         return self._landed
 
 
-def _foreign_world() -> bool:
-    """Whether this process has a SHMEM world. mori's own functions crash where it has none."""
-    api = sys.modules.get("mori.shmem.api")
-    return bool(getattr(api, "_shmem_module_loaded_gpus", None))
-
-
 @contextlib.contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
     """Runs mori on `device`, and takes back what that changes for the calling thread.
@@ -363,7 +261,3 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
             yield
     finally:
         os.sched_setaffinity(0, cores)
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"

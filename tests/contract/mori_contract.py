@@ -1,7 +1,7 @@
-"""What pg_sdma.mori_transport takes for granted of mori, looked up in mori's source.
+"""What pg_sdma takes for granted of mori, looked up in mori's source.
 
 Nothing of mori is imported: its Python is parsed, and what is compiled is searched for names. The
-names are those in pg_sdma.mori_transport's own source, so that one used anew is looked up too.
+names are those in pg_sdma's own source, so that one used anew is looked up too.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import inspect
 from pathlib import Path
 
-from pg_sdma import mori_transport
+from pg_sdma import mori_library, mori_transport
 
 COLLECTIVE = "ccl/collective.py"
 SHMEM = "shmem/api.py"
@@ -18,7 +18,7 @@ LOADED = "_shmem_module_loaded_gpus"
 
 
 class Used:
-    """What mori_transport uses: names by file, and the keywords of its calls."""
+    """What pg_sdma uses: names of mori.shmem, and the keywords of its calls."""
 
     def __init__(self) -> None:
         source = ast.parse(inspect.getsource(mori_transport))
@@ -30,7 +30,8 @@ class Used:
         self.shmem = sorted(
             {
                 n.attr
-                for n in ast.walk(source)
+                for module in (source, ast.parse(inspect.getsource(mori_library)))
+                for n in ast.walk(module)
                 if isinstance(n, ast.Attribute)
                 and ast.unparse(n.value) in ("shmem", "self._library.shmem")
             }
@@ -59,13 +60,13 @@ def broken(mori: Path) -> list[str]:
     exported = ast.parse((mori / "ccl/__init__.py").read_text())
     return [
         *_class_problems(collective),
-        *_missing(USED.dtypes, _dictionary_keys(collective, mori), "dtypes of buffers"),
+        *_missing(USED.dtypes, _dictionary_keys(collective), "dtypes of buffers"),
         *_missing(["MORI_ENABLE_SDMA"], _texts(collective), COLLECTIVE),
         *_missing(["AllgatherSdma"], _imported(exported), "names of mori.ccl"),
         *_missing([*USED.shmem, LOADED], _defined(shmem), SHMEM),
         *_parameter_problems(
             _function(shmem.body, "shmem_init_attr"),
-            mori_transport.INIT_ARGUMENTS,
+            mori_library.INIT_ARGUMENTS,
             exactly=True,
         ),
         *([] if _fills(shmem, LOADED) else [f"nothing fills {LOADED}"]),
@@ -109,7 +110,7 @@ def _missing(names: object, there: object, where: str) -> list[str]:
     return [f"no {name} among the {where}" for name in names if name not in there]  # type: ignore
 
 
-def _dictionary_keys(module: ast.Module, mori: Path) -> set[str]:
+def _dictionary_keys(module: ast.Module) -> set[str]:
     """Of mori's table of the dtypes that its buffers can be viewed as."""
     names = ("_TORCH_DTYPE_TO_NUMPY",)
     return {

@@ -1,4 +1,4 @@
-"""What mori_transport takes for granted of mori is so in amd-mori 1.2.4, and in the stand-in.
+"""What pg_sdma takes for granted of mori is so in amd-mori 1.2.4, and in the stand-in.
 
 The wheel is never imported. PG_SDMA_MORI_WHEEL has its path; without one `make nightly` downloads
 it with pip, and `make test` looks at the stand-in alone.
@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from mori_contract import COLLECTIVE, LOADED, SHMEM, USED, broken
 
-from pg_sdma import mori_transport
+from pg_sdma import mori_library, mori_transport
 
 VERSION = "1.2.4"
 FAKE = Path(__file__).parents[1] / "fake_mori" / "mori"
@@ -58,9 +58,9 @@ def test_the_stand_in_is_as_we_use_mori() -> None:
 
 
 def test_what_an_installed_mori_is_asked_for_is_what_is_used() -> None:
-    assert set(mori_transport.SDMA_ARGUMENTS) == set(USED.construct)
-    assert set(mori_transport.SDMA_CALL) == set(USED.call)
-    assert set(mori_transport.SDMA_LANDED) == set(USED.landed)
+    assert set(mori_library.SDMA_ARGUMENTS) == set(USED.construct)
+    assert set(mori_library.SDMA_CALL) == set(USED.call)
+    assert set(mori_library.SDMA_LANDED) == set(USED.landed)
 
 
 # Each name that we use, and the file that has it.
@@ -70,7 +70,7 @@ NAMES = [
     *((COLLECTIVE, name) for name in ("AllgatherSdma", "get_output_transit_buffer")),
     (COLLECTIVE, "MORI_ENABLE_SDMA"),
     ("ccl/__init__.py", "AllgatherSdma"),
-    *((SHMEM, name) for name in (*USED.shmem, *mori_transport.INIT_ARGUMENTS, LOADED)),
+    *((SHMEM, name) for name in (*USED.shmem, *mori_library.INIT_ARGUMENTS, LOADED)),
 ]
 
 

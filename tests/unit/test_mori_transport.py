@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pg_sdma import mori_transport
-from pg_sdma.mori_transport import MOST_AT_ONCE, Offer, Refused, Where, chunk_bytes, find, where
+from pg_sdma.mori_library import Refused, find
+from pg_sdma.mori_transport import MOST_AT_ONCE, Offer, Where, chunk_bytes, where
 from pg_sdma.settings import Settings
 
 GIB = 1 << 30
