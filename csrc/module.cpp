@@ -20,6 +20,7 @@
 #include "backend/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
+#include "transport/slots.h"
 
 namespace pg_sdma {
 namespace {
@@ -28,6 +29,14 @@ template <class T>
 std::optional<T> optional_of(const py::dict& settings, const char* name) {
   if (!settings.contains(name) || settings[name].is_none()) return std::nullopt;
   return settings[name].cast<T>();
+}
+
+c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
+
+TunedBounds read_bounds(const py::dict& dict) {
+  return {optional_of<uint64_t>(dict, "min_bytes"), optional_of<uint64_t>(dict, "min_sum_bytes"),
+          optional_of<uint64_t>(dict, "min_mean_bytes"),
+          optional_of<std::string>(dict, "text").value_or("")};
 }
 
 // Names are the fields of pg_sdma.settings.Settings; what is absent keeps its default.
@@ -45,6 +54,11 @@ Settings read_settings(const py::dict& dict) {
   settings.landing_bytes =
       optional_of<uint64_t>(dict, "landing_bytes").value_or(settings.landing_bytes);
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
+  if (const auto tuned = optional_of<std::map<std::string, py::dict>>(dict, "tuned")) {
+    for (const auto& [device, bounds] : *tuned) {
+      settings.tuned.emplace(device_type(device), read_bounds(bounds));
+    }
+  }
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
   settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "pull";
   settings.strict = optional_of<bool>(dict, "strict").value_or(settings.strict);
@@ -59,8 +73,6 @@ Settings read_settings(const py::dict& dict) {
   settings.agreed = optional_of<std::string>(dict, "agreed").value_or(settings.agreed);
   return settings;
 }
-
-c10::DeviceType device_type(const std::string& name) { return c10::Device(name).type(); }
 
 GilFreeHolder<SdmaBackend> create(const StorePtr& store, int rank, int size,
                                   const std::map<std::string, BackendPtr>& inners,
@@ -105,6 +117,11 @@ std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool
                         uint64_t min_bytes, uint64_t min_sum_bytes, uint64_t min_mean_bytes) {
   return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported, sums},
                         {why_no_transport, why_no_sums, min_bytes, min_sum_bytes, min_mean_bytes});
+}
+
+// Bytes of a slot of shared memory in a group of CPU tensors; 0: so many ranks have none.
+size_t slot_bytes(int world, uint64_t ring) {
+  return Slots::shape(world, ControlPage::bytes(world, ring)).bytes;
 }
 
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
@@ -156,6 +173,8 @@ PYBIND11_MODULE(_C, module) {
              py::arg("capturing") = false, py::arg("unsupported") = "", py::arg("sums") = false,
              py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",
              py::arg("min_bytes") = 0, py::arg("min_sum_bytes") = 0, py::arg("min_mean_bytes") = 0);
+
+  module.def("_slot_bytes", &slot_bytes, py::arg("world"), py::arg("ring"));
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

@@ -13,8 +13,8 @@ import pytest
 BENCH = ("bench", "all_gather", "--device", "cpu", "-n", "3", "-w", "1")
 
 
-def pg_sdma(*command: str, torchrun: bool = False, **environ: str) -> str:
-    """Runs the command line to its end; returns what it printed."""
+def pg_sdma(*command: str, torchrun: bool = False, status: int = 0, **environ: str) -> str:
+    """Runs the command line to its end, with exit status `status`; returns what it printed."""
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     module = (*start, "-m", "pg_sdma") if torchrun else ("-m", "pg_sdma")
     process = subprocess.run(
@@ -24,7 +24,7 @@ def pg_sdma(*command: str, torchrun: bool = False, **environ: str) -> str:
         text=True,
         timeout=120,
     )
-    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.returncode == status, process.stdout + process.stderr
     return process.stdout
 
 

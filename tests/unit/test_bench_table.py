@@ -23,6 +23,7 @@ ROW = Row(
     wrong=0,
     vs_wrong=0,
     route="direct",
+    direct=1.0,
 )
 ON_GPU = replace(ROW, times=Times(1e-3, 4e-3), vs=Times(2e-3, 6e-3))
 

@@ -16,7 +16,7 @@ from pg_sdma.bench.measure import Call, Gate, time_calls
 from pg_sdma.bench.operation import Operation
 from pg_sdma.bench.peak import measure_peak
 from pg_sdma.bench.progress import progress
-from pg_sdma.bench.routes import route_since
+from pg_sdma.bench.routes import direct_since, route_since
 from pg_sdma.stats import stats
 
 # More than the caches hold of the machines that this runs on.
@@ -58,7 +58,7 @@ class Bench:
         calls = [call(kind) for kind in range(len(self.groups))]
         before = stats(group)
         times = time_calls(calls, self.world, options.n, options.w, self.gate)
-        route = route_since(before, stats(group))
+        after = stats(group)
         wrong: list[int] = []
         if options.check:
             found = (operation.count_wrong(case, buffers[0], g) for g in self.groups)
@@ -74,8 +74,27 @@ class Bench:
             vs=times[1] if len(times) > 1 else None,
             wrong=wrong[0] if wrong else None,
             vs_wrong=wrong[1] if len(wrong) > 1 else None,
-            route=route,
+            route=route_since(before, after),
+            direct=direct_since(before, after),
         )
+
+
+def set_up(
+    world: World, options: Namespace, operation: Operation, groups: list[dist.ProcessGroup]
+) -> Bench:
+    """Memory for the calls of `groups`, up to the largest size of `options`."""
+    members = world.size // options.groups
+    largest = sizes_of(options, world.size)[-1] + ALIGNMENT
+    room = max(largest, min(ROTATED_BYTES, 2 * options.n * largest))
+    return Bench(
+        world=world,
+        operation=operation,
+        groups=groups,
+        whole=Arena(room, world.device),
+        shards=Arena(room // members + ALIGNMENT, world.device),
+        gate=Gate(world.device) if world.device.type == "cuda" else None,
+        options=options,
+    )
 
 
 def sizes_of(options: Namespace, ranks: int) -> list[int]:
@@ -101,17 +120,8 @@ def run(world: World, options: Namespace, operation: Operation) -> None:
     names = measured_backends(options)
     members = world.size // options.groups
     sizes = sizes_of(options, world.size)
-    largest = sizes[-1] + ALIGNMENT
-    room = max(largest, min(ROTATED_BYTES, 2 * options.n * largest))
-    bench = Bench(
-        world=world,
-        operation=operation,
-        groups=[world.group(name, options.groups) for name in names],
-        whole=Arena(room, world.device),
-        shards=Arena(room // members + ALIGNMENT, world.device),
-        gate=Gate(world.device) if world.device.type == "cuda" else None,
-        options=options,
-    )
+    groups = [world.group(name, options.groups) for name in names]
+    bench = set_up(world, options, operation, groups)
     shown = table.columns(world.device.type, names, operation)
     facts: dict[str, object] = {
         "operation": operation.name,
