@@ -111,11 +111,3 @@ def test_rivals_that_cannot_run_here_leave_the_others_running(tmp_path: Path) ->
         assert all(times["time"] > 0 for times in row["times"].values())
     assert sum(line.startswith(("| 4096 |", "| 65536 |")) for line in printed.splitlines()) == 4
     assert "not measured: zero-CTA: rank 0: RuntimeError: needs a GPU" in printed
-
-
-def test_info_tells_settings_and_route_and_why_not_direct() -> None:
-    printed = pg_sdma("info", PG_SDMA="off", PG_SDMA_RING="4")
-    found = dict(line.split(maxsplit=1) for line in printed.splitlines())
-    assert found["settings"] == "PG_SDMA=off PG_SDMA_RING=4"
-    assert found["CPU"] == "tensors     inner: PG_SDMA=off on rank 0, with 2 ranks"
-    assert "built for torch" in found["pg_sdma"]

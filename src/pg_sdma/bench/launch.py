@@ -116,7 +116,7 @@ def run_ranks(
         check(options, ranks)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
-        mp.spawn(_spawned, (ranks, store.port, body, options), nprocs=ranks)
+        mp.spawn(rank_main, (ranks, store.port, body, options), nprocs=ranks)
     except mp.ProcessExitedException as ended:
         return ended.exit_code
     return 0
@@ -143,7 +143,7 @@ def check_gpus(ranks: int, gpus: int, settings: Settings) -> None:
         )
 
 
-def _spawned(rank: int, ranks: int, port: int, body: Body, options: Namespace) -> None:
+def rank_main(rank: int, ranks: int, port: int, body: Body, options: Namespace) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     # As torchrun does: the ranks share the machine's cores.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))
