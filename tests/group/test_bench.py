@@ -49,6 +49,9 @@ def test_bench_measures_both_backends_and_checks_them(torchrun: bool, tmp_path: 
         assert row["route"] == "direct"
         assert row["times"]["time"] > 0 and row["vs"]["time"] > 0
     assert result["peak"]["size"] == 65536
+    assert set(result["peak"]["shares"]) == {"out", "in"}
+    assert "# Avg bus bandwidth: " in printed
+    assert printed.count("than gloo") == 2
     table = [line for line in printed.splitlines() if not line.startswith("#")]
     assert [line.split()[0] for line in table] == [str(row["size"]) for row in rows]
     assert "# 0 elements were wrong" in printed
@@ -64,6 +67,18 @@ def test_bench_coalesces_in_groups_and_leaves_comparison_and_check_out(tmp_path:
     assert (row["size"], row["count"], row["ranks"]) == (6144, 512, 2)
     assert (row["vs"], row["wrong"], row["ratio"]) == (None, None, None)
     assert row["route"] == "direct"
+
+
+def test_a_coalesced_call_is_compared_with_a_call_for_each_tensor(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "8K", "-e", "8K", "--coalesced", "4", "--vs", "apart", "--check")
+    pg_sdma(*BENCH, *sizes, "--json", str(numbers))
+    result = json.loads(numbers.read_text())
+    assert (result["backend"], result["vs"]) == ("sdma", "sdma, apart")
+    for row in result["rows"]:
+        assert row["route"] == "direct"
+        assert row["wrong"] == row["vs_wrong"] == 0
+        assert row["vs"]["time"] > 0
 
 
 def test_bench_shows_the_route_that_was_taken(tmp_path: Path) -> None:

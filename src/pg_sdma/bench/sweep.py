@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import torch.distributed as dist
 
 from pg_sdma.bench import table
 from pg_sdma.bench.buffers import ALIGNMENT, DTYPES, Arena, Case, make_buffers
-from pg_sdma.bench.launch import UsageError, World, measured_backends
+from pg_sdma.bench.launch import APART, UsageError, World, measured_backends
 from pg_sdma.bench.measure import Call, Gate, time_calls
 from pg_sdma.bench.operation import Operation
 from pg_sdma.bench.peak import measure_peak
+from pg_sdma.bench.plot import WORDS, crossover, draw
 from pg_sdma.bench.progress import progress
 from pg_sdma.bench.routes import direct_since, route_since
 from pg_sdma.stats import stats
@@ -53,7 +56,8 @@ class Bench:
         def call(kind: int) -> Call:
             # Half a turn apart: what one backend has just touched is not the other's next.
             shift = kind * len(buffers) // 2
-            return lambda i: operation.call(buffers[(i + shift) % len(buffers)], self.groups[kind])
+            make = operation.apart if kind == 1 and options.vs == APART else operation.call
+            return lambda i: make(buffers[(i + shift) % len(buffers)], self.groups[kind])
 
         calls = [call(kind) for kind in range(len(self.groups))]
         before = stats(group)
@@ -120,7 +124,7 @@ def run(world: World, options: Namespace, operation: Operation) -> None:
     names = measured_backends(options)
     members = world.size // options.groups
     sizes = sizes_of(options, world.size)
-    groups = [world.group(name, options.groups) for name in names]
+    groups = [world.group(name.partition(",")[0], options.groups) for name in names]
     bench = set_up(world, options, operation, groups)
     shown = table.columns(world.device.type, names, operation)
     facts: dict[str, object] = {
@@ -147,12 +151,30 @@ def run(world: World, options: Namespace, operation: Operation) -> None:
                 advance()
         peak = measure_peak(world, rows[-1].size, members, bench.gate, options.n, operation.whole)
         say(f"# {peak.sentence(names[0], rows)}")
+        for text in summary(rows, names):
+            say(f"# {text}")
         wrong = sum((row.wrong or 0) + (row.vs_wrong or 0) for row in rows)
         say(f"# {wrong} elements were wrong" if options.check else "# outputs were not checked")
     if world.rank == 0:
-        write(facts | {"peak": asdict(peak), "rows": [row.as_json() for row in rows]}, options)
+        found = {"peak": asdict(peak) | {"shares": peak.shares(rows)}}
+        write(facts | found | {"rows": [row.as_json() for row in rows]}, options)
     if wrong:
         raise SystemExit(1)
+
+
+def summary(rows: Sequence[table.Row], names: Sequence[str]) -> list[str]:
+    """What all rows come to: nccl-tests' mean of the bandwidths, and who is faster from where."""
+    mean = statistics.fmean(row.busbw for row in rows)
+    found = [f"Avg bus bandwidth: {mean:.2f} GB/s"]
+    for place, words in WORDS.items():
+        of_place = [{"size": row.size, "ratio": row.ratio} for row in rows if row.place == place]
+        if len(names) < 2 or not of_place:
+            continue
+        size = crossover(of_place)
+        from_where = "at the largest size" if size is None else f"from {size} bytes on"
+        slower = "slower" if size is None else "never slower"
+        found.append(f"{words}, {names[0]} is {slower} than {names[1]} {from_where}")
+    return found
 
 
 def write(result: dict[str, object], options: Namespace) -> None:
@@ -160,6 +182,4 @@ def write(result: dict[str, object], options: Namespace) -> None:
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     if options.plot:
-        from pg_sdma.bench.plot import draw
-
         draw(result, options.plot)

@@ -67,7 +67,8 @@ def add_backends(parser: argparse.ArgumentParser) -> None:
         "--vs",
         default="inner",
         metavar="BACKEND",
-        help="what it is compared with, or 'none'; inner with inner shows the noise (%(default)s)",
+        help="what it is compared with: a backend, 'inner', 'none', or 'apart': the measured "
+        "backend with a call for each tensor. Inner with inner shows the noise (%(default)s)",
     )
 
 
