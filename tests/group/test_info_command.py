@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pytest
 from test_bench import pg_sdma
 
 from pg_sdma import tuning
@@ -58,6 +59,7 @@ def test_what_people_read_tells_settings_and_why_not_direct() -> None:
     assert "built for torch" in found["pg_sdma"]
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies_is_told_of() -> None:
     found = by_name(pg_sdma(*QUICK, status=1, PG_SDMA_INJECT="carry=die@1"))
     assert found["CPU tensors"].startswith("the self-test failed: ")

@@ -126,15 +126,3 @@ def test_tune_writes_what_groups_then_read(tmp_path: Path) -> None:
     assert f"# written to {path}" in printed
     found = tuning.look_up(Settings(tuning=str(path)), "cpu", 2)
     assert found.entry == entry
-
-
-def test_tune_writes_nothing_where_nothing_goes_direct(tmp_path: Path) -> None:
-    path = tmp_path / "tuning.json"
-    printed = command_line(
-        *("tune", "--device", "cpu", "-b", "4K", "-e", "4K", "-n", "1", "-w", "1"),
-        *("--file", str(path)),
-        status=1,
-        PG_SDMA_INJECT="engine=refuse",
-    )
-    assert "nothing is written: no call went direct (inner: " in printed
-    assert not path.exists()

@@ -165,10 +165,12 @@ def test_a_gpu_in_one_line() -> None:
     assert info._gpu_line(gpu) == "GPU X, 80 GiB, 3 copy engines, NVLink to GPU 1 2, PCIe to GPU 3"
 
 
+# Without the package, which imports torch.
 LINKS = """
 import json, sys
-from pg_sdma.gpu_links import gpus
-print(json.dumps([[g.copy_engines, g.links] for g in gpus(sys.argv[1])]))
+sys.path.insert(0, sys.argv[1])
+from gpu_links import gpus
+print(json.dumps([[g.copy_engines, g.links] for g in gpus(sys.argv[2])]))
 """
 
 
@@ -182,7 +184,7 @@ def test_links_as_the_driver_stand_in_has_them(link: str, told: str) -> None:
     make = ["make", "-s", "-C", ROOT / "tests" / "standin", f"OUT={library.parent}", library]
     subprocess.run(make, check=True)
     done = subprocess.run(
-        [sys.executable, "-c", LINKS, library],
+        [sys.executable, "-c", LINKS, ROOT / "src" / "pg_sdma", library],
         env={**os.environ, "STANDIN_DEVICES": "3", "STANDIN_LINK": link},
         capture_output=True,
         text=True,

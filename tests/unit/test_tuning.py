@@ -14,6 +14,7 @@ from pg_sdma import machine, tuning
 from pg_sdma.bench import tune
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.table import Row
+from pg_sdma.cli import main
 from pg_sdma.settings import Settings, read_settings
 
 BOUNDS = {"all_gather": 65536, "coalesced": 0}
@@ -241,6 +242,36 @@ def test_a_size_is_good_where_both_places_are_and_the_calls_went_direct() -> Non
     assert tune.bound_of(rows[:4], 1) == tuning.NEVER
     assert tune.bound_of(rows[4:], 1) == 0
     assert tune.bound_of([row(1024, "out", 2.0, direct=None)], 1) == tuning.NEVER
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--file", "/proc/none/tuning.json"], "/proc/none/tuning.json cannot be written: "),
+        (["--file", "/"], "/ cannot be written: give another --file"),
+        (["--dry-run", "-b", "8K", "-e", "4K"], "-b 8192 is above -e 4096"),
+        ([], "no tuning file is in use here (PG_SDMA_TUNING=off?): give --file"),
+    ],
+)
+def test_what_cannot_come_to_anything_is_refused_before_measuring(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_is_written_where_nothing_went_direct_or_bytes_were_wrong() -> None:
+    right = row(1024, "out", 2.0)
+    assert tune._objection([right, row(4096, "out", 2.0, direct=0.0)]) == ""
+    inner = dataclasses.replace(right, route="inner: no engine", direct=0.0)
+    assert tune._objection([inner]) == (
+        "nothing is written: no call went direct (inner: no engine)"
+    )
+    for wrong in ({"wrong": 2}, {"vs_wrong": 2}):
+        spoilt = dataclasses.replace(right, **wrong)
+        assert tune._objection([right, spoilt]) == "nothing is written: 2 elements were wrong"
 
 
 def test_what_is_measured_follows_the_device_and_pg_sdma_ops() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 from pg_sdma import tuning
@@ -42,9 +43,21 @@ def command(options: argparse.Namespace) -> int:
     options.file = options.file or tuning.path_of(settings)
     if options.file is None and not options.dry_run:
         raise UsageError("no tuning file is in use here (PG_SDMA_TUNING=off?): give --file")
+    if not options.dry_run:
+        _check_writable(options.file)
     if not tune.parts(options.device, settings.ops):
         raise UsageError(f"PG_SDMA_OPS={','.join(settings.ops)} leaves nothing to tune on CPU")
     return run_ranks(tune.run, options, check)
+
+
+def _check_writable(file: Path) -> None:
+    """Raises UsageError where `file` could not be written after all the measuring."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error}") from None
+    if file.is_dir() or not os.access(file.parent, os.W_OK):
+        raise UsageError(f"{file} cannot be written: give another --file")
 
 
 def check(options: argparse.Namespace, ranks: int) -> None:
