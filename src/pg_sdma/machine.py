@@ -22,10 +22,10 @@ def host() -> str:
 def device_name(device_type: str) -> str:
     """The product behind "cpu" or "cuda": of the CPUs also their number.
 
-    "cuda" initialises torch's CUDA and asks for the current device.
+    "cuda" initialises torch's CUDA, where it can, and asks for the current device.
     """
     if device_type == "cuda":
-        return torch.cuda.get_device_name()
+        return torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     return f"{_processor()}, {os.cpu_count()} cores"
 
 

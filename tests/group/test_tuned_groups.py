@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from harness import init_group, run_ranks
 from test_bench import pg_sdma as command_line
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d as c10d
 
 from pg_sdma import stats, tuning
 from pg_sdma.settings import Settings
@@ -109,6 +111,30 @@ def test_an_entry_is_for_groups_of_its_size(tmp_path: Path) -> None:
     for found in run_ranks(4, gathers_of_halves, path, backend=None):
         assert list(found["all_gather_into_tensor"]) == [BELOW]
         assert list(found["world"]) == ["direct"]
+
+
+def gathers_of_a_merged_group(path: Path) -> list[str]:
+    os.environ["PG_SDMA_TUNING"] = str(path)
+    init_group("cpu:sdma")
+    mine = dist.new_group([int(os.environ["RANK"])], use_local_synchronization=True)
+    store = dist.PrefixStore("merge", c10d._get_default_store())
+    merged = mine.merge_remote_group(store, 2, group_name="merged")
+    own = torch.ones(1024, dtype=torch.uint8)
+    for group in (merged, dist.group.WORLD):
+        work = group._allgather_base(own.new_empty(2048), own, AllgatherOptions())
+        if work is not None:
+            work.wait()
+    dist.barrier()
+    return [*stats(merged)["all_gather_into_tensor"], *stats()["all_gather_into_tensor"]]
+
+
+def test_a_group_made_from_another_has_the_untuned_bounds(tmp_path: Path) -> None:
+    path = tmp_path / "tuning.json"
+    for ranks in (1, 2):  # of the groups that are merged, and of what they become
+        entry = tuning.entry_here(Settings(), "cpu", ranks, {"all_gather": tuning.NEVER})
+        tuning.write(path, entry)
+    taken = run_ranks(2, gathers_of_a_merged_group, path, backend=None)
+    assert taken == [["direct", BELOW]] * 2
 
 
 def test_tune_writes_what_groups_then_read(tmp_path: Path) -> None:

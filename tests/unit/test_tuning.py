@@ -49,6 +49,31 @@ def test_what_is_written_is_found_by_groups_of_that_kind_alone(path: Path) -> No
         assert found.why_none.startswith(f"no entry for {ranks} ranks on {device}")
 
 
+def test_an_entry_for_gpus_where_torch_sees_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    on_gpus = dataclasses.replace(entry(), device="cuda", device_name="GPU X", inner="nccl")
+    tuning.write(path, on_gpus)
+    assert tuning.bounds_for(settings_with(path), ["cpu", "cuda"], 2) == {}
+    assert "(no GPU, nccl, " in tuning.look_up(settings_with(path), "cuda", 2).why_none
+    assert not caplog.records
+
+
+def test_an_entry_for_gpus(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU X")
+    monkeypatch.setattr(machine, "NVIDIA_MODULE", path.parent / "none")
+    facts = {"device": "cuda", "device_name": "GPU X", "inner": "nccl", "driver": "unknown"}
+    on_gpus = dataclasses.replace(entry({"reduce_scatter": 64}), **facts)
+    tuning.write(path, on_gpus)
+    tuning.write(path, entry())
+    assert tuning.bounds_for(settings_with(path), ["cpu", "cuda"], 2) == {
+        "cpu": {"min_bytes": 65536, "min_mean_bytes": 0, "text": " tuned=" + entry().in_words()},
+        "cuda": {"min_sum_bytes": 64, "text": " tuned=reduce_scatter:64"},
+    }
+
+
 @pytest.mark.parametrize("name", ["host", "device_name"])
 def test_another_machine_s_entry_is_no_entry(
     path: Path, name: str, caplog: pytest.LogCaptureFixture
