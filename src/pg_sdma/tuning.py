@@ -46,6 +46,7 @@ BOUNDS = {
     "reduce_scatter": "min_sum_bytes",
 }
 LARGEST = 2**63 - 1  # no call has so many bytes
+SMALL = 4096  # bytes of a call whose time is that of an empty one
 
 _KEY = ("host", "device", "device_name", "ranks", "inner", "transport")
 _AGES_WITH = ("torch", "driver", "pg_sdma")
@@ -236,14 +237,14 @@ def bound(sizes: Sequence[tuple[int, bool]]) -> int | str:
     """The bound that measured sizes give, in bytes.
 
     `sizes` are (bytes, whether the direct route is good enough there), by growing bytes. The bound
-    is the smallest size from which on it always is; 0 where that is the smallest measured, NEVER
-    where the largest is none.
+    is the smallest size from which on it always is: NEVER where the largest measured is none, and 0
+    where the smallest is one and has SMALL bytes or less.
     """
     found: int | str = NEVER
     for i, (size, good) in reversed(list(enumerate(sizes))):
         if not good:
             break
-        found = size if i > 0 else 0
+        found = 0 if i == 0 and size <= SMALL else size
     return found
 
 

@@ -20,9 +20,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         "tune",
         help="measure from which size on to go direct here, and have groups do so",
         description="Measures from which size on calls over the direct route are no slower than "
-        "over the inner backend, for this machine, device and number of ranks, and writes the "
-        "bounds to a file that groups read when they are made. PG_SDMA_MIN_BYTES, where it is "
-        "set, wins over the file. Run it once for each number of ranks that your groups have.",
+        "over the inner backend, for this machine (by its host name), device and number of ranks, "
+        "and writes the bounds to a file that groups read when they are made. PG_SDMA_MIN_BYTES, "
+        "where it is set, wins over the file. Run it once for each number of ranks that your "
+        "groups have, and again after an update of torch, the driver or pg_sdma.",
     )
     parser.set_defaults(command=command, backend="sdma", vs="inner")
     add_device(parser)
