@@ -28,12 +28,6 @@ RELATED_VARIABLES = (
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     "TORCH_DISTRIBUTED_DEBUG",
 )
-OPERATIONS = {
-    "all_gather": "all-gathers",
-    "coalesced": "the mean of coalesced all-gathers",
-    "reduce_scatter": "reduce-scatters",
-}
-
 Report = dict[str, Any]
 
 
@@ -99,30 +93,6 @@ def bounds_in_force(settings: Settings, device: str, ranks: int) -> dict[str, An
 
 def _operation(bound: str) -> str:
     return "reduce_scatter" if bound == "reduce_scatter" else "all_gather"
-
-
-def lines(found: Report) -> list[tuple[str, str]]:
-    """(name, text) of a report, for people."""
-    shown = [
-        ("pg_sdma", f"{found['pg_sdma']}, {found['extension']}"),
-        ("torch", f"{found['torch']}, Python {found['python']}"),
-        ("system", f"{found['system']}, {found['processors']}, {found['cores']} usable"),
-        ("Yama", found["yama"]),
-        *((f"GPU {i}", _gpu_line(gpu)) for i, gpu in enumerate(found["gpus"])),
-        *(("GPU driver", f"{name}: {text}") for name, text in found["drivers"].items()),
-        ("sums on GPUs", found["kernels"]),
-    ]
-    ours = [s for s in found["settings"] if s["from"] != "default"]
-    shown += [("setting", f"{s['name']}={s['value']} (from the {s['from']})") for s in ours]
-    shown.append(("settings", f"{'the others ' if ours else ''}as by default: docs/settings.md"))
-    shown += [("environment", f"{name}={value}") for name, value in found["environment"].items()]
-    for route in found["routes"]:
-        shown += _route_lines(route)
-    last = found["routes"][-1]
-    tried = "does not work" if last["self_test"]["ranks"] else "could not be tried"
-    works = "works" if found["direct_works"] else tried
-    shown.append(("result", f"the direct route {works} here for {last['name']}"))
-    return shown
 
 
 def _plan(settings: Settings, ranks: int | None, why_not: str) -> list[tuple[str, int, str]]:
@@ -196,34 +166,6 @@ def _why_no_slots(settings: Settings, ranks: int) -> str:
     return f"of 1 MiB, {ranks} ranks would have too little each"
 
 
-def _route_lines(route: dict[str, Any]) -> list[tuple[str, str]]:
-    name, test = route["name"], route["self_test"]
-    shown = [(name, test["route"] + (f", with {test['ranks']} ranks" if test["ranks"] else ""))]
-    if test["gathers"]:
-        wrong = f"{test['wrong']} elements wrong" if test["wrong"] else "every byte right"
-        text = f"{test['gathers']} gathers in {test['seconds']:.1f} s, {wrong}"
-        if test["time"] and test["inner_time"]:
-            text += (
-                f"; in place, {test['size'] >> 20} MiB took {test['time'] * 1e3:.2f} ms, "
-                f"{test['inner']} {test['inner_time'] * 1e3:.2f} ms"
-            )
-        shown.append(("  self-test", text))
-    if route["auto"]:
-        shown.append(("  auto takes", route["auto"]))
-    shown += [("  not faster", why) for why in route["why_not_faster"]]
-    bounds = route["bounds"]
-    sizes = ", ".join(
-        f"{OPERATIONS[name]} {'never' if size == tuning.NEVER else f'from {size} bytes on'}"
-        for name, size in bounds["bytes"].items()
-    )
-    shown.append(("  go direct", f"{sizes} (from: {bounds['from']})"))
-    file = bounds["tuning_file"]
-    if file["why_not_used"]:
-        where = f"{file['path']} is not used: " if file["path"] else "none: "
-        shown.append(("  tuning file", f"{where}{file['why_not_used']}"))
-    return shown
-
-
 def _machine(settings: Settings, why_no_extension: str) -> Report:
     drivers = {name: _driver_version(name, call) for name, call in DRIVERS.items()}
     if torch.cuda.device_count():
@@ -272,17 +214,6 @@ def _gpus(settings: Settings) -> list[Report]:
             }
         )
     return found
-
-
-def _gpu_line(gpu: Report) -> str:
-    parts = [gpu["name"], f"{gpu['memory_bytes'] / 2**30:.0f} GiB"]
-    if gpu["copy_engines"] is not None:
-        parts.append(f"{gpu['copy_engines']} copy engines")
-    by_kind: dict[str, list[str]] = {}
-    for peer, link in gpu["links"].items():
-        by_kind.setdefault(link, []).append(peer)
-    parts += [f"{kind} to GPU {' '.join(peers)}" for kind, peers in by_kind.items()]
-    return ", ".join(parts)
 
 
 def _why_no_extension() -> str:

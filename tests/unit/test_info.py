@@ -14,6 +14,7 @@ import pytest
 
 from pg_sdma import info
 from pg_sdma.bench.probe import Outcome, not_tried
+from pg_sdma.cli.info import _gpu_line
 from pg_sdma.settings import DEFAULT_BOUNDS, Settings, read_settings
 
 ROOT = Path(__file__).parents[2]
@@ -162,7 +163,7 @@ def test_a_gpu_in_one_line() -> None:
         "copy_engines": 3,
         "links": {"1": "NVLink", "2": "NVLink", "3": "PCIe"},
     }
-    assert info._gpu_line(gpu) == "GPU X, 80 GiB, 3 copy engines, NVLink to GPU 1 2, PCIe to GPU 3"
+    assert _gpu_line(gpu) == "GPU X, 80 GiB, 3 copy engines, NVLink to GPU 1 2, PCIe to GPU 3"
 
 
 # Without the package, which imports torch.

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pg_sdma.cli import main
-from pg_sdma.model import CONSTANTS, MACHINES, RANKS, SIZES, Machine, Model, page, rows_of
+from pg_sdma.model import CONSTANTS, MACHINES, RANKS, SIZES, Machine, Model, rows_of
+from pg_sdma.model_page import page
 
 ROOT = Path(__file__).parents[2]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from pg_sdma import model
+from pg_sdma import model, model_page
 from pg_sdma.bench.launch import UsageError
 from pg_sdma.cli.common import comma_list, size
 
@@ -61,7 +61,7 @@ def command(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"--set: {error}") from None
     if options.json:
-        print(json.dumps(model.as_json(made, names, options.sizes), indent=1))
+        print(json.dumps(model_page.as_json(made, names, options.sizes), indent=1))
     else:
-        print(model.page(made, names, options.sizes), end="")
+        print(model_page.page(made, names, options.sizes), end="")
     return 0
