@@ -21,6 +21,7 @@
 #include "engine/inject.h"
 #include "gil_holder.h"
 #include "python_courier.h"
+#include "transport/slots.h"
 
 namespace pg_sdma {
 namespace {
@@ -39,6 +40,12 @@ std::vector<c10::DeviceType> device_types(const std::vector<std::string>& names)
   return types;
 }
 
+TunedBounds read_bounds(const py::dict& dict) {
+  return {optional_of<uint64_t>(dict, "min_bytes"), optional_of<uint64_t>(dict, "min_sum_bytes"),
+          optional_of<uint64_t>(dict, "min_mean_bytes"),
+          optional_of<std::string>(dict, "text").value_or("")};
+}
+
 // Names are the fields of pg_sdma.settings.Settings; what is absent keeps its default.
 Settings read_settings(const py::dict& dict) {
   Settings settings;
@@ -54,6 +61,11 @@ Settings read_settings(const py::dict& dict) {
   settings.landing_bytes =
       optional_of<uint64_t>(dict, "landing_bytes").value_or(settings.landing_bytes);
   settings.min_bytes = optional_of<uint64_t>(dict, "min_bytes");
+  if (const auto tuned = optional_of<std::map<std::string, py::dict>>(dict, "tuned")) {
+    for (const auto& [device, bounds] : *tuned) {
+      settings.tuned.emplace(device_type(device), read_bounds(bounds));
+    }
+  }
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
   settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "pull";
   if (const auto devices = optional_of<std::vector<std::string>>(dict, "pulls_on")) {
@@ -136,6 +148,11 @@ std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool
                         {why_no_transport, why_no_sums, min_bytes, min_sum_bytes, min_mean_bytes});
 }
 
+// Bytes of a slot of shared memory in a group of CPU tensors; 0: so many ranks have none.
+size_t slot_bytes(int world, uint64_t ring) {
+  return Slots::shape(world, ControlPage::bytes(world, ring)).bytes;
+}
+
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
 // `options` or `register_mem_pool`. Python asks here only when the ordinary lookup found nothing.
 py::object inner_attribute(const SdmaBackend& self, const std::string& name) {
@@ -196,6 +213,8 @@ PYBIND11_MODULE(_C, module) {
              py::arg("capturing") = false, py::arg("unsupported") = "", py::arg("sums") = false,
              py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",
              py::arg("min_bytes") = 0, py::arg("min_sum_bytes") = 0, py::arg("min_mean_bytes") = 0);
+
+  module.def("_slot_bytes", &slot_bytes, py::arg("world"), py::arg("ring"));
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",
                                                                      py::is_final())

@@ -103,6 +103,7 @@ BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, cons
   static std::atomic<int> derived{0};
   auto derived_group = std::make_shared<Group>(group());
   const auto& inner = inners.begin()->second;
+  derived_group->settings.tuned.clear();  // measured for another number of ranks
   derived_group->rank = inner->getRank();
   derived_group->size = inner->getSize();
   if (opts && !opts->group_name.empty()) derived_group->name = opts->group_name;

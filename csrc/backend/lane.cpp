@@ -32,6 +32,11 @@ bool among(const std::vector<c10::DeviceType>& devices, c10::DeviceType device) 
 // How long leave() waits for a call in another thread before it fails it.
 constexpr std::chrono::seconds kGrace{2};
 
+TunedBounds tuned_bounds(const Settings& settings, c10::DeviceType device) {
+  const auto found = settings.tuned.find(device);
+  return settings.min_bytes || found == settings.tuned.end() ? TunedBounds{} : found->second;
+}
+
 Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device,
                                        std::function<void(const std::string&)> on_fault,
                                        std::function<std::shared_ptr<CourierOffer>()> mori) {
@@ -41,7 +46,7 @@ Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType devic
   options.rank = group.rank;
   options.world = group.size;
   options.enabled = group.settings.enabled;
-  options.settings = group.settings.agreed;
+  options.settings = group.settings.agreed + tuned_bounds(group.settings, device).text;
   options.ring = group.settings.ring;
   options.slots = group.settings.slots;
   // One rank alone has nobody to ask, and copies.
@@ -292,12 +297,15 @@ void Lane::vote() {
   policy_.refusal = result.reason;
   policy_.no_sums = result.no_sums;
   const auto& least = group_->settings.min_bytes;
-  policy_.min_bytes = least.value_or(engine_ ? engine_->least_bytes() : 0);
-  policy_.min_sum_bytes = least.value_or(engine_ ? engine_->least_sum_bytes() : 0);
+  const TunedBounds tuned = tuned_bounds(group_->settings, device_);
+  const uint64_t untuned = engine_ ? engine_->least_bytes() : 0;
+  const uint64_t untuned_sum = engine_ ? engine_->least_sum_bytes() : 0;
+  policy_.min_bytes = least.value_or(tuned.min_bytes.value_or(untuned));
+  policy_.min_sum_bytes = least.value_or(tuned.min_sum_bytes.value_or(untuned_sum));
   ready_from_ =
       result.reason.empty() && result.no_sums.empty() ? policy_.min_sum_bytes : UINT64_MAX;
   // A copy for each tensor, where the inner has one kernel for all.
-  policy_.min_mean_bytes = least || !engine_ ? 0 : engine_->least_bytes();
+  policy_.min_mean_bytes = least ? 0 : tuned.min_mean_bytes.value_or(untuned);
   const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
     log_function()(announcement(result, which));

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -23,6 +24,12 @@
 
 namespace pg_sdma {
 
+// From which size on calls go direct where a machine was tuned; none: not measured.
+struct TunedBounds {
+  std::optional<uint64_t> min_bytes, min_sum_bytes, min_mean_bytes;  // as in Policy
+  std::string text;  // the same in words: must be equal on all ranks
+};
+
 // The settings of src/pg_sdma/settings.py, which declares and documents them, as C++ needs them.
 struct Settings {
   bool enabled = true;
@@ -30,7 +37,8 @@ struct Settings {
   bool reduce_scatters = false;  // go direct
   uint64_t landing_bytes = uint64_t{64} << 20;
   std::string no_device_sums;         // why reduce-scatters of device tensors cannot go direct
-  std::optional<uint64_t> min_bytes;  // none: the engine's default
+  std::optional<uint64_t> min_bytes;  // none: what was tuned, or the engine's default
+  std::map<c10::DeviceType, TunedBounds> tuned;
   std::optional<double> patience_ms;  // none: the engine's default
   bool slots = true;
   std::vector<c10::DeviceType> pulls_on{c10::kCPU, c10::kCUDA};  // the lanes that may pull

@@ -48,6 +48,12 @@ def _static_refusal(
 ) -> str:
     """Why a call goes to the inner unnumbered; empty when it may go direct."""
 
+def _slot_bytes(world: int, ring: int) -> int:
+    """Bytes of a slot of shared memory in a group of CPU tensors; 0 where there are none.
+
+    Slots also need a core for each rank.
+    """
+
 @final
 class SdmaBackend(Backend):
     """A c10d backend around one inner backend for each device type.
@@ -70,6 +76,9 @@ class SdmaBackend(Backend):
         """Wraps `inners`, a backend of the same rank and size for each device type.
 
         `settings` are the fields of pg_sdma.settings.Settings; absent ones keep their defaults.
+        Its key "tuned" has a dictionary for each device type, of which "min_bytes",
+        "min_sum_bytes" and "min_mean_bytes" hold where PG_SDMA_MIN_BYTES is not set, and "text"
+        has to be equal on all ranks.
         `global_ranks` has the default group's rank of each rank, for the flight record.
         Raises ValueError when `inners` is empty or has another rank or size.
         """

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from pg_sdma import _extension, kernels, mori_transport
+from pg_sdma import _extension, kernels, mori_transport, tuning
 from pg_sdma._inner import build_inner
 from pg_sdma.settings import read_settings
 from pg_sdma.stats import sdma_backends
@@ -31,9 +31,10 @@ def create(opts: Any, pg_options: Any = None) -> Any:
     """
     extension = _extension.load()
     settings = read_settings(os.environ)
+    devices = device_types(opts.store, settings.inner)
     inners = {
         device: build_inner(settings.inner_backend(device), device, opts, pg_options)
-        for device in device_types(opts.store, settings.inner)
+        for device in devices
     }
     _set_up_process(extension)
     # Empty where it is the default group, whose ranks are the global ones.
@@ -51,6 +52,7 @@ def create(opts: Any, pg_options: Any = None) -> Any:
             "no_device_sums": kernels.why_none(),
             "whole_job": _has_whole_job(global_ranks),
             **dataclasses.asdict(mori_transport.where(settings)),
+            "tuned": tuning.bounds_for(settings, devices, opts.group_size),
         },
         group_name=opts.group_id,
         timeout=opts.timeout,

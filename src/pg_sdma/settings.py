@@ -22,6 +22,12 @@ PREFIX = "PG_SDMA"
 BUILD_VARIABLES = ("PG_SDMA_SANITIZE",)
 INNER_DEFAULTS = {"cpu": "gloo", "cuda": "nccl"}
 OPERATIONS = ("all_gather", "reduce_scatter")
+# From how many bytes on calls go direct where nothing else says so, by device type: those of
+# csrc/engine, for people to read. Named as in tuning.BOUNDS.
+DEFAULT_BOUNDS = {
+    "cpu": {"all_gather": 0, "coalesced": 0, "reduce_scatter": 0},
+    "cuda": {"all_gather": 16 << 20, "coalesced": 16 << 20, "reduce_scatter": 64 << 20},
+}
 
 
 @dataclass(frozen=True)
@@ -198,10 +204,19 @@ class Settings:
         "PG_SDMA_MIN_BYTES",
         _integer(0, "bytes"),
         "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
-        "reduce-scatters whose input is.",
-        means="for GPU tensors 16777216, which a coalesced call has to have in the mean of its "
-        "tensors, and 67108864 for reduce-scatters; 0 for CPU tensors",
+        "reduce-scatters whose input is. Where it is set, no tuning file is read.",
+        means="what `pg-sdma tune` measured; else for GPU tensors "
+        f"{DEFAULT_BOUNDS['cuda']['all_gather']}, which a coalesced call has to have in the mean "
+        f"of its tensors, and {DEFAULT_BOUNDS['cuda']['reduce_scatter']} for reduce-scatters; 0 "
+        "for CPU tensors",
         agreed=True,
+    )
+    tuning: str | None = _variable(
+        "PG_SDMA_TUNING",
+        Kind("path of a file, or `off`", str),
+        "Where `pg-sdma tune` writes, and a group that is made reads, from which size on calls go "
+        "direct on this machine. Ranks that find different bounds there use the inner backend.",
+        means="`pg_sdma/tuning.json` under `$XDG_CONFIG_HOME` or `~/.config`",
     )
     patience_ms: float | None = _variable(
         "PG_SDMA_PATIENCE_MS",

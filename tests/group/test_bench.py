@@ -13,8 +13,8 @@ import pytest
 BENCH = ("bench", "all_gather", "--device", "cpu", "-n", "3", "-w", "1")
 
 
-def pg_sdma(*command: str, torchrun: bool = False, **environ: str) -> str:
-    """Runs the command line to its end; returns what it printed."""
+def pg_sdma(*command: str, torchrun: bool = False, status: int = 0, **environ: str) -> str:
+    """Runs the command line to its end, with exit status `status`; returns what it printed."""
     start = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     module = (*start, "-m", "pg_sdma") if torchrun else ("-m", "pg_sdma")
     process = subprocess.run(
@@ -24,7 +24,7 @@ def pg_sdma(*command: str, torchrun: bool = False, **environ: str) -> str:
         text=True,
         timeout=120,
     )
-    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.returncode == status, process.stdout + process.stderr
     return process.stdout
 
 
@@ -49,6 +49,9 @@ def test_bench_measures_both_backends_and_checks_them(torchrun: bool, tmp_path: 
         assert row["route"] == "direct"
         assert row["times"]["time"] > 0 and row["vs"]["time"] > 0
     assert result["peak"]["size"] == 65536
+    assert set(result["peak"]["shares"]) == {"out", "in"}
+    assert "# Avg bus bandwidth: " in printed
+    assert printed.count("than gloo") == 2
     table = [line for line in printed.splitlines() if not line.startswith("#")]
     assert [line.split()[0] for line in table] == [str(row["size"]) for row in rows]
     assert "# 0 elements were wrong" in printed
@@ -64,6 +67,18 @@ def test_bench_coalesces_in_groups_and_leaves_comparison_and_check_out(tmp_path:
     assert (row["size"], row["count"], row["ranks"]) == (6144, 512, 2)
     assert (row["vs"], row["wrong"], row["ratio"]) == (None, None, None)
     assert row["route"] == "direct"
+
+
+def test_a_coalesced_call_is_compared_with_a_call_for_each_tensor(tmp_path: Path) -> None:
+    numbers = tmp_path / "numbers.json"
+    sizes = ("-b", "8K", "-e", "8K", "--coalesced", "4", "--vs", "apart", "--check")
+    pg_sdma(*BENCH, *sizes, "--json", str(numbers))
+    result = json.loads(numbers.read_text())
+    assert (result["backend"], result["vs"]) == ("sdma", "sdma, apart")
+    for row in result["rows"]:
+        assert row["route"] == "direct"
+        assert row["wrong"] == row["vs_wrong"] == 0
+        assert row["vs"]["time"] > 0
 
 
 def test_bench_shows_the_route_that_was_taken(tmp_path: Path) -> None:
@@ -111,11 +126,3 @@ def test_rivals_that_cannot_run_here_leave_the_others_running(tmp_path: Path) ->
         assert all(times["time"] > 0 for times in row["times"].values())
     assert sum(line.startswith(("| 4096 |", "| 65536 |")) for line in printed.splitlines()) == 4
     assert "not measured: zero-CTA: rank 0: RuntimeError: needs a GPU" in printed
-
-
-def test_info_tells_settings_and_route_and_why_not_direct() -> None:
-    printed = pg_sdma("info", PG_SDMA="off", PG_SDMA_RING="4")
-    found = dict(line.split(maxsplit=1) for line in printed.splitlines())
-    assert found["settings"] == "PG_SDMA=off PG_SDMA_RING=4"
-    assert found["CPU"] == "tensors     inner: PG_SDMA=off on rank 0, with 2 ranks"
-    assert "built for torch" in found["pg_sdma"]

@@ -11,7 +11,7 @@ import pytest
 
 from pg_sdma.bench import layers, overlap
 from pg_sdma.bench.overlap import Overlap, Timeline, inside
-from pg_sdma.bench.plot import crossover, draw
+from pg_sdma.bench.plot import crossover, draw, peak_busbw
 from pg_sdma.bench.trace import activities, lines
 
 OVERLAP = Overlap(
@@ -115,6 +115,9 @@ def row(size: int, ratio: float | None, place: str = "out") -> dict[str, Any]:
         "vs_busbw": 2.0,
         "seconds": 1e-6,
         "vs_seconds": 2e-6,
+        "ranks": 2,
+        "times": {"time": 1e-6, "wall": None},
+        "vs": {"time": 2e-6, "wall": None},
     }
 
 
@@ -138,10 +141,54 @@ def test_the_picture_names_both_backends_and_the_crossover(tmp_path: Path) -> No
         "device_name": "CPU",
         "dtype": "float",
         "torch": "2",
+        "coalesced": 3,
+        "peak": {"size": 4096, "seconds": 1e-6},
         "rows": [row(s, r, p) for p in ("out", "in") for s, r in ((1024, 0.5), (4096, 2.0))],
     }
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text, not as outlines
         draw(result, tmp_path / "curves.svg")
     drawn = (tmp_path / "curves.svg").read_text()
-    for text in ("sdma, in place", "gloo, out of place", "never slower from here (in place)"):
+    for text in (
+        "sdma, in place",
+        "gloo, out of place",
+        "never slower from here (in place)",
+        "a plain copy of 4 KiB in the same run",
+        "3 tensors a call",
+        "time of a call (us)",
+    ):
         assert text in drawn
+    assert "the host's cost in it" not in drawn
+
+
+def test_the_picture_of_gpus_has_the_host_s_cost_too_and_may_lack_peak_and_comparison(
+    tmp_path: Path,
+) -> None:
+    on_gpu = {"times": {"time": 1e-6, "wall": 4e-6}, "vs": None, "vs_seconds": None}
+    result = {
+        "operation": "all_gather",
+        "size_of": "output",
+        "backend": "sdma",
+        "vs": None,
+        "ranks": 2,
+        "device_name": "a GPU",
+        "dtype": "float",
+        "torch": "2",
+        "coalesced": 1,
+        "peak": {"size": 4096, "seconds": None},
+        "rows": [row(size, None) | on_gpu for size in (1024, 4096)],
+    }
+    with matplotlib.rc_context({"svg.fonttype": "none"}):
+        draw(result, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "time of a call on the device (us)" in drawn
+    assert "the host's cost in it" in drawn
+    for absent in ("a plain copy", "never slower", "tensors a call"):
+        assert absent not in drawn
+
+
+def test_the_peak_is_drawn_as_a_gather_that_takes_as_long_as_the_copy() -> None:
+    result = {
+        "peak": {"size": 8_000_000, "seconds": 1e-3},
+        "rows": [row(8_000_000, 1) | {"ranks": 4}],
+    }
+    assert peak_busbw(result) == pytest.approx(6)  # 8 GB/s, of which three quarters arrive

@@ -9,6 +9,8 @@ import pytest
 from pg_sdma.bench import reduce_scatter
 from pg_sdma.bench.all_gather import OPERATION
 from pg_sdma.bench.measure import Times
+from pg_sdma.bench.peak import Peak
+from pg_sdma.bench.sweep import summary
 from pg_sdma.bench.table import Row, columns, explanation, heading, line, parse_size, sizes
 
 ROW = Row(
@@ -23,6 +25,7 @@ ROW = Row(
     wrong=0,
     vs_wrong=0,
     route="direct",
+    direct=1.0,
 )
 ON_GPU = replace(ROW, times=Times(1e-3, 4e-3), vs=Times(2e-3, 6e-3))
 
@@ -138,3 +141,34 @@ def test_json_holds_what_the_line_shows() -> None:
     row = ON_GPU.as_json()
     assert row["times"] == {"time": 1e-3, "wall": 4e-3}
     assert (row["busbw"], row["ratio"], row["wrong"]) == (ON_GPU.busbw, 2, 0)
+
+
+def test_the_summary_has_the_mean_bandwidth_and_who_is_faster_from_where() -> None:
+    rows = [
+        replace(ROW, size=8_000_000),
+        replace(ROW, size=8_000_000, place="in", vs=Times(0.5e-3, None)),
+        replace(ROW, size=16_000_000, vs=Times(3e-3, None)),
+        replace(ROW, size=16_000_000, place="in", vs=Times(0.5e-3, None)),
+    ]
+    assert summary(rows, ["sdma", "gloo"]) == [
+        "Avg bus bandwidth: 9.00 GB/s",  # of 6, 6, 12 and 12
+        "out of place, sdma is never slower than gloo from 8000000 bytes on",
+        "in place, sdma is slower than gloo at the largest size",
+    ]
+    assert summary(rows[:1], ["sdma"]) == ["Avg bus bandwidth: 6.00 GB/s"]
+
+
+def test_the_peak_tells_the_share_of_both_places() -> None:
+    rows = [
+        replace(ROW, size=4_000_000, times=Times(1e-6, None)),
+        ROW,
+        replace(ROW, place="in", times=Times(0.8e-3, None)),
+    ]
+    peak = Peak("a copy", ROW.size, 0.6e-3)
+    assert peak.shares(rows) == pytest.approx({"out": 0.6, "in": 0.75})
+    assert peak.sentence("sdma", rows) == (
+        "peak: a copy takes 600.00 us on all ranks at once; of its speed sdma reaches "
+        "60% out of place and 75% in place"
+    )
+    assert Peak("one GPU", ROW.size, None).sentence("sdma", rows) == "peak not measured: one GPU"
+    assert Peak("one GPU", ROW.size, None).shares(rows) == {}

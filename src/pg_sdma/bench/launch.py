@@ -18,6 +18,9 @@ from pg_sdma.settings import Settings, read_settings
 
 T = TypeVar("T")
 
+# What --vs calls the measured backend with a call for each tensor of a coalesced one.
+APART = "apart"
+
 
 class UsageError(Exception):
     """Options that contradict each other, or ask for what is not there."""
@@ -116,7 +119,7 @@ def run_ranks(
         check(options, ranks)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     try:
-        mp.spawn(_spawned, (ranks, store.port, body, options), nprocs=ranks)
+        mp.spawn(rank_main, (ranks, store.port, body, options), nprocs=ranks)
     except mp.ProcessExitedException as ended:
         return ended.exit_code
     return 0
@@ -125,11 +128,13 @@ def run_ranks(
 def measured_backends(options: Namespace) -> list[str]:
     """Names of the measured backend and of the one to compare with, unless that is "none".
 
-    "inner" stands for the backend that sdma wraps.
+    "inner" stands for the backend that sdma wraps, and APART for the measured one, with that word
+    behind its name and a comma.
     """
     given = [options.backend] if options.vs == "none" else [options.backend, options.vs]
     inner = read_settings().inner_backend(options.device)
-    return [inner if name == "inner" else name for name in given]
+    names = [inner if name == "inner" else name for name in given]
+    return [f"{names[0]}, {APART}" if name == APART else name for name in names]
 
 
 def check_gpus(ranks: int, gpus: int, settings: Settings) -> None:
@@ -143,7 +148,7 @@ def check_gpus(ranks: int, gpus: int, settings: Settings) -> None:
         )
 
 
-def _spawned(rank: int, ranks: int, port: int, body: Body, options: Namespace) -> None:
+def rank_main(rank: int, ranks: int, port: int, body: Body, options: Namespace) -> None:
     os.environ["LOCAL_RANK"] = str(rank)
     # As torchrun does: the ranks share the machine's cores.
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks))

@@ -23,3 +23,8 @@ class Operation:
     count_wrong: Callable[[Case, Buffers, dist.ProcessGroup], int]
     # Variables without which the measured backend would leave it to the inner.
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    def apart(self, buffers: Buffers, group: dist.ProcessGroup) -> None:
+        """What `call` does in one call, in one for each tensor."""
+        for whole, shard in zip(buffers.whole, buffers.shards, strict=True):
+            self.call(Buffers([whole], [shard]), group)

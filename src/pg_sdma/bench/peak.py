@@ -9,6 +9,7 @@ import torch
 
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Gate, time_calls
+from pg_sdma.bench.plot import WORDS
 from pg_sdma.bench.table import Row
 
 
@@ -20,14 +21,20 @@ class Peak:
     size: int  # bytes of the whole output or input that the copy stands for
     seconds: float | None  # None: not measured, and `what` says why
 
+    def shares(self, rows: Sequence[Row]) -> dict[str, float]:
+        """The part of its speed that rows of the same size reach, by their place."""
+        if self.seconds is None:
+            return {}
+        return {row.place: self.seconds / row.seconds for row in rows if row.size == self.size}
+
     def sentence(self, backend: str, rows: Sequence[Row]) -> str:
-        """The copy, and what share of its speed the fastest row of the same size reaches."""
+        """The copy, and what share of its speed the rows of the same size reach."""
         if self.seconds is None:
             return f"peak not measured: {self.what}"
-        fastest = min(row.seconds for row in rows if row.size == self.size)
+        shares = [f"{share:.0%} {WORDS[place]}" for place, share in self.shares(rows).items()]
         return (
-            f"peak: {self.what} takes {self.seconds * 1e6:.2f} us on all ranks at once; "
-            f"{backend} reaches {self.seconds / fastest:.0%} of that"
+            f"peak: {self.what} takes {self.seconds * 1e6:.2f} us on all ranks at once; of its "
+            f"speed {backend} reaches {' and '.join(shares)}"
         )
 
 

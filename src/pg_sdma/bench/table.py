@@ -44,6 +44,7 @@ class Row:
     wrong: int | None  # elements over all ranks; None: not checked
     vs_wrong: int | None
     route: str
+    direct: float | None  # part of the bytes, 0 to 1; None where no route is counted
 
     @property
     def seconds(self) -> float:

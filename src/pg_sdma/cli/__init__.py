@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from pg_sdma.bench.launch import UsageError
-from pg_sdma.cli import bench_overlap, bench_rivals, bench_sweep, info, trace
+from pg_sdma.cli import bench_overlap, bench_rivals, bench_sweep, info, model, trace, tune
 from pg_sdma.settings import read_settings
 
 
@@ -16,6 +16,8 @@ def parser() -> argparse.ArgumentParser:
     )
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     info.add(commands)
+    tune.add(commands)
+    model.add(commands)
     trace.add(commands)
     bench = commands.add_parser("bench", help="measure collectives")
     operations = bench.add_subparsers(metavar="WHAT", required=True)

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from pg_sdma.bench import all_gather, reduce_scatter, sweep
-from pg_sdma.bench.launch import Body, UsageError, run_ranks
+from pg_sdma.bench.launch import APART, Body, UsageError, run_ranks
 from pg_sdma.bench.operation import Operation
 from pg_sdma.cli.common import add_backends, add_device, add_ranks, add_sizes, at_least
 
@@ -33,9 +33,12 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         "-c",
         "--check",
         type=int,
+        nargs="?",
+        const=1,
         choices=(0, 1),
         default=1,
-        help="count wrong elements after each size, or do not (%(default)s)",
+        help="count wrong elements after each size, in outputs that are wrong everywhere before "
+        "the call, or do not (%(default)s)",
     )
     places = parser.add_mutually_exclusive_group()
     for place, name in (("in", "--in-place"), ("out", "--out-of-place")):
@@ -52,7 +55,7 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         type=at_least(1),
         default=1,
         metavar="K",
-        help="tensors in one call (%(default)s)",
+        help="tensors in one call (%(default)s); --vs apart compares with a call for each",
     )
     parser.add_argument(
         "--groups",
@@ -66,4 +69,6 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
 def command(options: argparse.Namespace) -> int:
     if options.plot and find_spec("matplotlib") is None:
         raise UsageError("--plot draws with matplotlib: pip install 'pg-sdma[bench]'")
+    if options.vs == APART and options.coalesced == 1:
+        raise UsageError("--vs apart makes a call for each tensor of --coalesced K: give that too")
     return run_ranks(options.body, options, sweep.sizes_of)

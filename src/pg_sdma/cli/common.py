@@ -67,7 +67,8 @@ def add_backends(parser: argparse.ArgumentParser) -> None:
         "--vs",
         default="inner",
         metavar="BACKEND",
-        help="what it is compared with, or 'none'; inner with inner shows the noise (%(default)s)",
+        help="what it is compared with: a backend, 'inner', 'none', or 'apart': the measured "
+        "backend with a call for each tensor. Inner with inner shows the noise (%(default)s)",
     )
 
 
@@ -88,13 +89,18 @@ def _contender(text: str) -> str:
     return text
 
 
-def add_sizes(parser: argparse.ArgumentParser, begin: str, end: str) -> None:
-    """-b, -e, -f, -n, -w and -d, as nccl-tests has them."""
+def add_sizes(
+    parser: argparse.ArgumentParser, begin: str, end: str | None, end_default: str = "%(default)s"
+) -> None:
+    """-b, -e, -f, -n, -w and -d, as nccl-tests has them.
+
+    Without `end` the option may be None, and `end_default` tells the user what that means.
+    """
     parser.add_argument(
         "-b", "--begin", type=size, default=begin, help="smallest size in bytes (%(default)s)"
     )
     parser.add_argument(
-        "-e", "--end", type=size, default=end, help="largest size in bytes (%(default)s)"
+        "-e", "--end", type=size, default=end, help=f"largest size in bytes ({end_default})"
     )
     parser.add_argument(
         "-f", "--factor", type=at_least(2), default=4, help="from size to size (%(default)s)"

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ctypes
-import os
-import platform
-import sys
-from pathlib import Path
+import json
+from typing import Any
 
-import torch
+import torch.distributed as dist
 
-from pg_sdma import __version__, _extension, kernels, stats, transports
-from pg_sdma.bench.all_gather import all_gather
-from pg_sdma.bench.launch import World, run_ranks
-from pg_sdma.settings import variables
+from pg_sdma import info, tuning
+from pg_sdma.bench.launch import UsageError
+from pg_sdma.cli.common import at_least
 
-DRIVERS = {"libcuda.so.1": "cuDriverGetVersion", "libamdhip64.so": "hipDriverGetVersion"}
-YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-# What torch and the CUDA driver read, and the direct route depends on.
-RELATED_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "TORCH_DEVICE_BACKEND_AUTOLOAD",
-    "TORCH_DISTRIBUTED_DEBUG",
-)
+OPERATIONS = {
+    "all_gather": "all-gathers",
+    "coalesced": "the mean of coalesced all-gathers",
+    "reduce_scatter": "reduce-scatters",
+}
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -34,106 +24,93 @@ def add(commands: argparse._SubParsersAction) -> None:
         "info",
         help="what runs here, and why not something faster",
         description="The machine, the settings, and the route that an all-gather takes here: two "
-        "CPU ranks, and a rank a GPU where there are several, make a group and gather.",
+        "CPU ranks, and a rank a GPU where there are several, make a group and gather for two "
+        "seconds.",
+        epilog="Exit status: 0 where the direct route works here, for GPU tensors where torch sees "
+        "a GPU and else for CPU tensors; 1 where it does not, and the reason is printed.",
     )
     parser.set_defaults(command=command)
+    parser.add_argument(
+        "--ranks",
+        type=at_least(2),
+        help="CPU ranks of the self-test (2); with GPUs, at most one a GPU",
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=2.0, help="length of the self-test (%(default)s)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead")
 
 
 def command(options: argparse.Namespace) -> int:
-    for name, text in (*machine(), *settings_in_force()):
-        print(f"{name:<16}{text}")
-    gpus = torch.cuda.device_count()
-    if gpus < 2:
-        print(f"{'GPU tensors':<16}not tried: torch sees {gpus} GPUs, and a group needs two")
-    sys.stdout.flush()  # the ranks print by themselves
-    status = 0
-    for device in ("cpu", "cuda") if gpus > 1 else ("cpu",):
-        status |= run_ranks(probe, argparse.Namespace(device=device, ranks=None))
-    return status
+    if dist.is_torchelastic_launched():
+        raise UsageError("info starts the ranks of its self-test itself: run it without torchrun")
+    found = info.report(options.ranks, options.seconds)
+    if options.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, text in lines(found):
+            print(f"{name:<16}{text}")
+    return 0 if found["direct_works"] else 1
 
 
-def machine() -> list[tuple[str, str]]:
-    """(name, text) of what the route depends on."""
-    return [
-        ("pg_sdma", f"{__version__}, {_extension_state()}"),
-        ("torch", f"{torch.__version__}, Python {platform.python_version()}"),
-        ("system", f"{platform.system()} {platform.release()} {platform.machine()}"),
-        *((f"GPU {i}", text) for i, text in enumerate(_gpus())),
-        ("sums on GPUs", _kernel()),
-        *((library, _driver_version(library, call)) for library, call in DRIVERS.items()),
-        ("Yama", f"ptrace_scope {YAMA.read_text().strip()}" if YAMA.exists() else "not active"),
+def lines(found: info.Report) -> list[tuple[str, str]]:
+    """(name, text) of a report, for people."""
+    shown = [
+        ("pg_sdma", f"{found['pg_sdma']}, {found['extension']}"),
+        ("torch", f"{found['torch']}, Python {found['python']}"),
+        ("system", f"{found['system']}, {found['processors']}, {found['cores']} usable"),
+        ("Yama", found["yama"]),
+        *((f"GPU {i}", _gpu_line(gpu)) for i, gpu in enumerate(found["gpus"])),
+        *(("GPU driver", f"{name}: {text}") for name, text in found["drivers"].items()),
+        ("sums on GPUs", found["kernels"]),
     ]
+    ours = [s for s in found["settings"] if s["from"] != "default"]
+    shown += [("setting", f"{s['name']}={s['value']} (from the {s['from']})") for s in ours]
+    shown.append(("settings", f"{'the others ' if ours else ''}as by default: docs/settings.md"))
+    shown += [("environment", f"{name}={value}") for name, value in found["environment"].items()]
+    for route in found["routes"]:
+        shown += _route_lines(route)
+    last = found["routes"][-1]
+    tried = "does not work" if last["self_test"]["ranks"] else "could not be tried"
+    works = "works" if found["direct_works"] else tried
+    shown.append(("result", f"the direct route {works} here for {last['name']}"))
+    return shown
 
 
-def settings_in_force() -> list[tuple[str, str]]:
-    """(name, text) of the variables that are set, ours and those that concern us."""
-    ours = [v.name for v in variables().values() if os.environ.get(v.name)]
-    related = [name for name in RELATED_VARIABLES if name in os.environ]
-    return [
-        ("settings", " ".join(f"{name}={os.environ[name]}" for name in ours) or "the defaults"),
-        *(("environment", f"{name}={os.environ[name]}") for name in related),
-    ]
-
-
-def probe(world: World, options: argparse.Namespace) -> None:
-    """Gathers once over sdma and prints on rank 0 which way that went."""
-    group = world.group("sdma")
-    # So much that every engine takes it.
-    own = torch.full((1 << 24,), world.rank, dtype=torch.uint8, device=world.device)
-    output = torch.empty(own.numel() * world.size, dtype=torch.uint8, device=world.device)
-    all_gather(output, own, group=group)
-    right = torch.equal(output.view(world.size, -1)[:, 0].cpu(), torch.arange(world.size))
-    # Nothing is counted where PG_SDMA_OPS leaves all-gathers out.
-    (route,) = next(iter(stats(group).values()), ["inner: PG_SDMA_OPS"])
-    if route == "direct":
-        route += f" ({transports(group)[world.device.type]})"
-    if world.rank == 0:
-        name = "GPU tensors" if world.device.type == "cuda" else "CPU tensors"
-        wrong = "" if right else ", and the output was wrong"
-        print(f"{name:<16}{route}, with {world.size} ranks{wrong}", flush=True)
-    if not right:
-        raise SystemExit(1)
-
-
-def _extension_state() -> str:
-    try:
-        return f"built for torch {_extension.load().torch_version}"
-    except ImportError as error:
-        return str(error)
-
-
-def _kernel() -> str:
-    """What sums the reduce-scatters of GPU tensors where PG_SDMA_OPS names them."""
-    if why_none := kernels.why_none():
-        return f"none: {why_none}"
-    if torch.cuda.device_count() == 0:
-        return "not tried: torch sees no GPU"
-    try:
-        kernel = kernels.compile_for(0, "BFloat16", world=2, rank=0, kind=0, aligned=True)
-    except Exception as error:  # whatever Triton, its compiler or the driver raise
-        return f"none: {error}"
-    return (
-        f"a kernel of at most {kernel.blocks} blocks of {kernel.threads} threads, "
-        f"{kernel.registers} registers a thread (bf16, 2 ranks)"
+def _route_lines(route: dict[str, Any]) -> list[tuple[str, str]]:
+    name, test = route["name"], route["self_test"]
+    shown = [(name, test["route"] + (f", with {test['ranks']} ranks" if test["ranks"] else ""))]
+    if test["gathers"]:
+        wrong = f"{test['wrong']} elements wrong" if test["wrong"] else "every byte right"
+        text = f"{test['gathers']} gathers in {test['seconds']:.1f} s, {wrong}"
+        if test["time"] and test["inner_time"]:
+            text += (
+                f"; in place, {test['size'] >> 20} MiB took {test['time'] * 1e3:.2f} ms, "
+                f"{test['inner']} {test['inner_time'] * 1e3:.2f} ms"
+            )
+        shown.append(("  self-test", text))
+    if route["auto"]:
+        shown.append(("  auto takes", route["auto"]))
+    shown += [("  not faster", why) for why in route["why_not_faster"]]
+    bounds = route["bounds"]
+    sizes = ", ".join(
+        f"{OPERATIONS[name]} {'never' if size == tuning.NEVER else f'from {size} bytes on'}"
+        for name, size in bounds["bytes"].items()
     )
+    shown.append(("  go direct", f"{sizes} (from: {bounds['from']})"))
+    file = bounds["tuning_file"]
+    if file["why_not_used"]:
+        where = f"{file['path']} is not used: " if file["path"] else "none: "
+        shown.append(("  tuning file", f"{where}{file['why_not_used']}"))
+    return shown
 
 
-def _gpus() -> list[str]:
-    """Each GPU's name, and the GPUs whose memory it can reach."""
-    count = torch.cuda.device_count()
-    found = []
-    for i in range(count):
-        peers = [str(j) for j in range(count) if j != i and torch.cuda.can_device_access_peer(i, j)]
-        reach = f"reaches the memory of GPU {', '.join(peers)}" if peers else "reaches no other"
-        found.append(f"{torch.cuda.get_device_name(i)}, {reach}")
-    return found
-
-
-def _driver_version(library: str, call: str) -> str:
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError:
-        return "not there"
-    version = ctypes.c_int()
-    result = getattr(driver, call)(ctypes.byref(version))
-    return f"version {version.value}" if result == 0 else f"there; {call} gave error {result}"
+def _gpu_line(gpu: info.Report) -> str:
+    parts = [gpu["name"], f"{gpu['memory_bytes'] / 2**30:.0f} GiB"]
+    if gpu["copy_engines"] is not None:
+        parts.append(f"{gpu['copy_engines']} copy engines")
+    by_kind: dict[str, list[str]] = {}
+    for peer, link in gpu["links"].items():
+        by_kind.setdefault(link, []).append(peer)
+    parts += [f"{kind} to GPU {' '.join(peers)}" for kind, peers in by_kind.items()]
+    return ", ".join(parts)

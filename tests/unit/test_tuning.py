@@ -1,0 +1,328 @@
+"""The tuning file: found, read, refused, written; and the bounds that measurements give."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pg_sdma import machine, tuning
+from pg_sdma.bench import tune
+from pg_sdma.bench.measure import Times
+from pg_sdma.bench.table import Row
+from pg_sdma.cli import main
+from pg_sdma.settings import Settings, read_settings
+
+BOUNDS = {"all_gather": 65536, "coalesced": 0}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "folder" / "tuning.json"
+
+
+def settings_with(path: Path, **environ: str) -> Settings:
+    return read_settings({"PG_SDMA_TUNING": str(path), **environ})
+
+
+def entry(bounds: Any = BOUNDS, ranks: int = 2) -> tuning.Entry:
+    return tuning.entry_here(Settings(), "cpu", ranks, bounds, "2026-01-31T12:00:00+00:00")
+
+
+def test_what_is_written_is_found_by_groups_of_that_kind_alone(path: Path) -> None:
+    tuning.write(path, entry())
+    settings = settings_with(path)
+    found = tuning.look_up(settings, "cpu", 2)
+    assert (found.entry, found.path, found.why_none, found.ignored) == (entry(), path, "", False)
+    for other, device, ranks in (
+        (settings, "cpu", 4),
+        (settings, "cuda", 2),
+        (settings_with(path, PG_SDMA_INNER="cpu=mpi"), "cpu", 2),
+        (settings_with(path, PG_SDMA_TRANSPORT="pull"), "cpu", 2),
+    ):
+        found = tuning.look_up(other, device, ranks)
+        assert found.entry is None and not found.ignored
+        assert found.why_none.startswith(f"no entry for {ranks} ranks on {device}")
+
+
+def test_an_entry_for_gpus_where_torch_sees_none(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    on_gpus = dataclasses.replace(entry(), device="cuda", device_name="GPU X", inner="nccl")
+    tuning.write(path, on_gpus)
+    assert tuning.bounds_for(settings_with(path), ["cpu", "cuda"], 2) == {}
+    assert "(no GPU, nccl, " in tuning.look_up(settings_with(path), "cuda", 2).why_none
+    assert not caplog.records
+
+
+def test_an_entry_for_gpus(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "GPU X")
+    monkeypatch.setattr(machine, "NVIDIA_MODULE", path.parent / "none")
+    facts = {"device": "cuda", "device_name": "GPU X", "inner": "nccl", "driver": "unknown"}
+    on_gpus = dataclasses.replace(entry({"reduce_scatter": 64}), **facts)
+    tuning.write(path, on_gpus)
+    tuning.write(path, entry())
+    assert tuning.bounds_for(settings_with(path), ["cpu", "cuda"], 2) == {
+        "cpu": {"min_bytes": 65536, "min_mean_bytes": 0, "text": " tuned=" + entry().in_words()},
+        "cuda": {"min_sum_bytes": 64, "text": " tuned=reduce_scatter:64"},
+    }
+
+
+@pytest.mark.parametrize("name", ["host", "device_name"])
+def test_another_machine_s_entry_is_no_entry(
+    path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuning.write(path, dataclasses.replace(entry(), **{name: "another"}))
+    assert tuning.look_up(settings_with(path), "cpu", 2).why_none.startswith("no entry for 2 ranks")
+    assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
+    assert not caplog.records
+
+
+def test_an_entry_replaces_that_of_the_same_groups_alone(path: Path) -> None:
+    tuning.write(path, entry())
+    tuning.write(path, entry(ranks=4))
+    newer = entry({"all_gather": tuning.NEVER})
+    tuning.write(path, newer)
+    assert tuning.read(path) == [entry(ranks=4), newer]
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("name", ["torch", "driver", "pg_sdma"])
+def test_a_stale_entry_is_warned_about_once_and_ignored(
+    path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuning.write(path, dataclasses.replace(entry(), **{name: "0.0.1"}))
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        for _ in range(2):
+            assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
+    (record,) = caplog.records
+    assert str(path) in record.message
+    assert f"stale: measured with {name} 0.0.1, this is " in record.message
+
+
+def broken(**changes: Any) -> str:
+    """A file with one entry, of which `changes` are made; a None leaves the field out."""
+    changed = dataclasses.asdict(entry()) | changes
+    kept = {name: value for name, value in changed.items() if value is not None}
+    return json.dumps({"version": 1, "entries": [kept]})
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is no JSON"),
+        ('{"version": 1, "entr', "it is no JSON"),
+        ("[]", "it has no version"),
+        ('{"entries": []}', "it has no version"),
+        ('{"version": 2, "entries": []}', "it has version 2, this pg_sdma reads 1"),
+        ('{"version": "1", "entries": []}', "it has version '1'"),
+        ('{"version": 1}', "it has no list of entries"),
+        ('{"version": 1, "entries": {}}', "it has no list of entries"),
+        ('{"version": 1, "entries": [[]]}', "entry 0 of it is no object"),
+        (broken(driver=None), "entry 0 of it has no driver"),
+        (broken(host=7), "entry 0 of it has host 7, not a text"),
+        (broken(ranks=0), "entry 0 of it has ranks 0, not an integer from 1"),
+        (broken(ranks=True), "entry 0 of it has ranks True"),
+        (broken(ranks="2"), "entry 0 of it has ranks '2'"),
+        (broken(bounds=[]), "has bounds that are no object"),
+        (broken(bounds={"all_reduce": 1}), "has a bound for 'all_reduce', none of all_gather"),
+        (broken(bounds={"all_gather": -1}), "has the bound -1 for all_gather"),
+        (broken(bounds={"all_gather": 2**64}), "for all_gather, neither bytes nor 'never'"),
+        (broken(bounds={"all_gather": 1.5}), "has the bound 1.5"),
+        (broken(bounds={"all_gather": "64K"}), "has the bound '64K'"),
+    ],
+)
+def test_a_file_that_is_not_right_is_ignored_whole_with_the_reason(
+    path: Path, text: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
+    (record,) = caplog.records
+    assert record.message.startswith(f"the tuning file {path} is ignored: ")
+    assert why in record.message
+    tuning.write(path, entry())  # and tuning anew cures it
+    assert tuning.read(path) == [entry()]
+
+
+def test_a_file_that_cannot_be_read_is_ignored(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.mkdir(parents=True)
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
+    (record,) = caplog.records
+    assert "it cannot be read" in record.message
+
+
+def test_a_missing_file_is_warned_about_only_where_it_was_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(path.parent))
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        assert tuning.bounds_for(read_settings({}), ["cpu"], 2) == {}
+        assert not caplog.records
+        assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
+    (record,) = caplog.records
+    assert "there is no such file" in record.message
+
+
+def test_no_file_is_read_where_the_bound_is_set_or_tuning_or_sdma_is_off(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path.parent.mkdir()
+    path.write_text("no JSON")
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        for settings in (
+            settings_with(path, PG_SDMA_MIN_BYTES="7"),
+            settings_with(path, PG_SDMA="off"),
+            read_settings({"PG_SDMA_TUNING": "off"}),
+        ):
+            assert tuning.bounds_for(settings, ["cpu"], 2) == {}
+    assert not caplog.records
+    set_by_hand = tuning.look_up(settings_with(path, PG_SDMA_MIN_BYTES="0"), "cpu", 2)
+    assert set_by_hand.why_none == "PG_SDMA_MIN_BYTES is set"
+    off = tuning.look_up(read_settings({"PG_SDMA_TUNING": "off"}), "cpu", 2)
+    assert (off.path, off.why_none) == (None, "PG_SDMA_TUNING=off")
+
+
+def test_what_the_extension_is_given(path: Path) -> None:
+    tuning.write(path, entry({"all_gather": 4096, "reduce_scatter": tuning.NEVER}))
+    assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {
+        "cpu": {
+            "min_bytes": 4096,
+            "min_sum_bytes": 2**63 - 1,
+            "text": " tuned=all_gather:4096,reduce_scatter:never",
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_CONFIG_HOME": "/etc/xdg", "HOME": "/home/a"}, "/etc/xdg/pg_sdma/tuning.json"),
+        ({"XDG_CONFIG_HOME": "", "HOME": "/home/a"}, "/home/a/.config/pg_sdma/tuning.json"),
+        ({"XDG_CONFIG_HOME": "here", "HOME": "/home/a"}, "/home/a/.config/pg_sdma/tuning.json"),
+        ({}, None),
+    ],
+)
+def test_the_default_place(environ: dict[str, str], expected: str | None) -> None:
+    found = tuning.default_path(environ)
+    assert (None if found is None else str(found)) == expected
+
+
+@pytest.mark.parametrize(
+    ("good", "expected"),
+    [
+        ([], tuning.NEVER),
+        ([True, True, True], 0),
+        ([False, True, True], 4),
+        ([True, False, True], 16),
+        ([True, True, False], tuning.NEVER),
+    ],
+)
+def test_the_bound_is_the_size_behind_the_last_bad_one(
+    good: list[bool], expected: int | str
+) -> None:
+    assert tuning.bound(list(zip((1, 4, 16), good, strict=False))) == expected
+
+
+def row(size: int, place: str, ratio: float, direct: float | None = 1.0) -> Row:
+    return Row(
+        size=size,
+        count=size // 8,
+        type="float",
+        redop="none",
+        place=place,
+        ranks=2,
+        times=Times(1e-3, None),
+        vs=Times(ratio * 1e-3, None),
+        wrong=0,
+        vs_wrong=0,
+        route="",
+        direct=direct,
+    )
+
+
+def test_a_size_is_good_where_both_places_are_and_the_calls_went_direct() -> None:
+    rows = [
+        row(1024, "out", 2.0),
+        row(1024, "in", 0.9),  # slower in place
+        row(4096, "out", 2.0),
+        row(4096, "in", 2.0, direct=0.5),  # half of them the inner's
+        row(16384, "out", 0.98),  # within the tolerance
+        row(16384, "in", 1.2),
+        row(65536, "out", 1.5, direct=0.95),
+        row(65536, "in", 1.5),
+    ]
+    assert tune.bound_of(rows, 1) == 16384
+    assert tune.bound_of(rows, 16) == 1024  # of the mean tensor
+    assert tune.bound_of(rows[:4], 1) == tuning.NEVER
+    assert tune.bound_of(rows[4:], 1) == 16384  # of smaller ones nothing is known
+    assert tune.bound_of([row(1024, "out", 2.0)], 1) == 0
+    assert tune.bound_of([row(1024, "out", 2.0, direct=None)], 1) == tuning.NEVER
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--file", "/proc/none/tuning.json"], "/proc/none/tuning.json cannot be written: "),
+        (["--file", "/"], "/ cannot be written: give another --file"),
+        (["--dry-run", "-b", "8K", "-e", "4K"], "-b 8192 is above -e 4096"),
+        ([], "no tuning file is in use here (PG_SDMA_TUNING=off?): give --file"),
+    ],
+)
+def test_what_cannot_come_to_anything_is_refused_before_measuring(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["tune", "--device", "cpu", *options])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_is_written_where_nothing_went_direct_or_bytes_were_wrong() -> None:
+    right = row(1024, "out", 2.0)
+    assert tune._objection([right, row(4096, "out", 2.0, direct=0.0)]) == ""
+    inner = dataclasses.replace(right, route="inner: no engine", direct=0.0)
+    assert tune._objection([inner]) == (
+        "nothing is written: no call went direct (inner: no engine)"
+    )
+    for wrong in ({"wrong": 2}, {"vs_wrong": 2}):
+        spoilt = dataclasses.replace(right, **wrong)
+        assert tune._objection([right, spoilt]) == "nothing is written: 2 elements were wrong"
+
+
+def test_what_is_measured_follows_the_device_and_pg_sdma_ops() -> None:
+    both = ("all_gather", "reduce_scatter")
+    assert [part.name for part in tune.parts("cuda", both)] == list(tuning.BOUNDS)
+    assert [part.name for part in tune.parts("cpu", both)] == ["all_gather", "coalesced"]
+    assert tune.parts("cpu", ("reduce_scatter",)) == []
+    assert [part.name for part in tune.parts("cuda", ("reduce_scatter",))] == ["reduce_scatter"]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.95.05  Tue\nGCC 13.3", "580.95.05"),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  R", "570.86.15"),
+        ("6.12.12\n", "6.12.12"),
+        ("", "unknown"),
+    ],
+)
+def test_a_driver_s_version_is_read_off_its_module(
+    text: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tmp_path / "version"
+    if text:
+        module.write_text(text)
+    monkeypatch.setattr(machine, "NVIDIA_MODULE", module)
+    monkeypatch.setattr(machine, "AMD_MODULE", module)
+    assert machine.driver("cuda") == version
