@@ -8,7 +8,7 @@
 
 #include "backend/self_test.h"
 #include "backend/store_board.h"
-#include "engine/cuda.h"
+#include "engine/device.h"
 #include "engine/host.h"
 
 namespace pg_sdma {
@@ -27,6 +27,14 @@ Mori& mori_offers() {
 
 bool among(const std::vector<c10::DeviceType>& devices, c10::DeviceType device) {
   return std::find(devices.begin(), devices.end(), device) != devices.end();
+}
+
+// Of all groups of this process, where streams may share hardware queues: held from an operation's
+// agreement until it is enqueued. All ranks that share two operations then enqueue them in the same
+// order, so that neither waits behind the other's wait.
+std::mutex& enqueuing() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
 }
 
 // How long leave() waits for a call in another thread before it fails it.
@@ -184,6 +192,8 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
     const Call part = collective.part(first, last);
     recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
+    std::unique_lock<std::mutex> alone;
+    if (one_at_a_time_) alone = std::unique_lock<std::mutex>(enqueuing());
     const Decision decision = transport_->agree(part);
     stats_.count(part.operation, decision.reason, part.total_bytes());
     if (recorder_.on()) {
@@ -195,6 +205,7 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
       chain_->before_direct(*transport_);
       collective.carry(*transport_, part);
     } else {
+      if (alone) alone.unlock();
       all_direct = false;
       refuse_silence(collective, decision.reason);
       transport_->note_elsewhere(collective.name());
@@ -245,12 +256,15 @@ void Lane::make_engine(c10::Device device) {
   engine_device_ = device;
   if (!group_->settings.enabled) return;
   try {
-    engine_ =
-        device.is_cpu()
-            ? host_engine()
-            : cuda_engine(device.index(), group_->settings.driver, [device] {
-                return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-              });
+    engine_ = device.is_cpu() ? host_engine()
+                              : device_engine(group_->settings.hip ? driver::Vendor::kHip
+                                                                   : driver::Vendor::kCuda,
+                                              device.index(), group_->settings.driver, [device] {
+                                                return c10::impl::VirtualGuardImpl(device.type())
+                                                    .getStream(device)
+                                                    .native_handle();
+                                              });
+    one_at_a_time_ = engine_->shares_hardware_queues();
   } catch (const std::exception& error) {
     no_engine_ = error.what();
   }
@@ -262,8 +276,8 @@ void Lane::vote() {
     return engine_;
   };
   const auto deadline = Clock::now() + timeout_.load();
-  const auto test = [this, deadline](Transport& transport) {
-    return self_test(transport, device_, group_->rank, group_->size, deadline);
+  const auto test = [this, deadline](DirectPull& transport) {
+    return self_test(transport, *engine_, device_, group_->rank, group_->size, deadline);
   };
   Rendezvous::Result result;
   try {

@@ -20,19 +20,30 @@ void require(const Call<Arguments...>& call) {
 
 }  // namespace
 
-std::shared_ptr<const Library> Library::open(const std::string& path) {
-  const std::string name = path.empty() ? "libcuda.so.1" : path;
+std::shared_ptr<const Library> Library::open(Vendor vendor, const std::string& path) {
+  const bool hip = vendor == Vendor::kHip;
+  const std::string name = path.empty() ? (hip ? "libamdhip64.so" : "libcuda.so.1") : path;
   // Never closed: the driver owns threads, and torch uses it to the end of the process.
   void* opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {
     throw std::runtime_error(std::string("the driver cannot be opened: ") + dlerror());
   }
-  std::shared_ptr<Library> library(new Library);
+  std::shared_ptr<Library> library(new Library(vendor));
+#define PG_SDMA_FIND_EITHER(member, cuda, hip_name, ...) \
+  find(opened, hip ? #hip_name : #cuda, library->member);
 #define PG_SDMA_FIND(member, name, ...) find(opened, #name, library->member);
-#define PG_SDMA_REQUIRE(member, name, ...) require(library->member);
-  PG_SDMA_DRIVER_CALLS(PG_SDMA_FIND)
-  PG_SDMA_OPTIONAL_DRIVER_CALLS(PG_SDMA_FIND)
+#define PG_SDMA_REQUIRE(member, ...) require(library->member);
+  PG_SDMA_DRIVER_CALLS(PG_SDMA_FIND_EITHER)
   PG_SDMA_DRIVER_CALLS(PG_SDMA_REQUIRE)
+  if (hip) {
+    PG_SDMA_HIP_CALLS(PG_SDMA_FIND)
+    PG_SDMA_HIP_CALLS(PG_SDMA_REQUIRE)
+  } else {
+    PG_SDMA_CUDA_CALLS(PG_SDMA_FIND)
+    PG_SDMA_OPTIONAL_CUDA_CALLS(PG_SDMA_FIND)
+    PG_SDMA_CUDA_CALLS(PG_SDMA_REQUIRE)
+  }
+#undef PG_SDMA_FIND_EITHER
 #undef PG_SDMA_FIND
 #undef PG_SDMA_REQUIRE
   library->must(library->init, 0);
