@@ -1,6 +1,9 @@
 #include "engine/driver.h"
 
 #include <dlfcn.h>
+#include <link.h>
+
+#include <cstring>
 
 namespace pg_sdma::driver {
 namespace {
@@ -18,11 +21,35 @@ void require(const Call<Arguments...>& call) {
   }
 }
 
+// The library of that name that this process has loaded already, whatever version is behind the
+// name: torch's ROCm wheels bring HIP along, and a second HIP in one process is another device.
+std::string loaded(const char* name) {
+  struct Search {
+    const char* name;
+    std::string path;
+  } search{name, ""};
+  const auto look = [](dl_phdr_info* info, size_t, void* data) {
+    auto& [name, path] = *static_cast<Search*>(data);
+    const char* slash = std::strrchr(info->dlpi_name, '/');
+    const char* file = slash == nullptr ? info->dlpi_name : slash + 1;
+    if (std::strncmp(file, name, std::strlen(name)) == 0) path = info->dlpi_name;
+    return path.empty() ? 0 : 1;
+  };
+  dl_iterate_phdr(look, &search);
+  return search.path;
+}
+
+std::string library_of(Vendor vendor) {
+  if (vendor == Vendor::kCuda) return "libcuda.so.1";
+  const std::string hip = loaded("libamdhip64.so");
+  return hip.empty() ? "libamdhip64.so" : hip;
+}
+
 }  // namespace
 
 std::shared_ptr<const Library> Library::open(Vendor vendor, const std::string& path) {
   const bool hip = vendor == Vendor::kHip;
-  const std::string name = path.empty() ? (hip ? "libamdhip64.so" : "libcuda.so.1") : path;
+  const std::string name = path.empty() ? library_of(vendor) : path;
   // Never closed: the driver owns threads, and torch uses it to the end of the process.
   void* opened = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (opened == nullptr) {

@@ -223,7 +223,8 @@ class Failure : public std::runtime_error {
 
 class Library {
  public:
-  // Opens `path`, or the vendor's driver when it is empty, and initialises it. Throws
+  // Opens `path`, or the vendor's driver when it is empty (of HIP the one that the process has
+  // loaded, where it has), and initialises it. Throws
   // std::runtime_error with the reason.
   static std::shared_ptr<const Library> open(Vendor vendor, const std::string& path);
 

@@ -63,8 +63,9 @@ Allocation allocation_by_hip(const Library& library, int device, Address address
   found.managed = managed != 0;
   if (!found.on_device) return found;
   library.must(library.address_range, &found.base, &found.bytes, address);
-  // A handle of memory that was mapped piece by piece must not even be asked for: up to ROCm 7.2
-  // the kernel driver may break over it. Such memory has access rights, other memory has none.
+  // A handle of memory that was mapped piece by piece must not even be asked for: until March 2026
+  // the runtime gave one, over which the kernel driver broke. Such memory has access rights, other
+  // memory has none.
   const Location location{kOnDevice, device};
   unsigned long long access = 0;
   const bool mapped = library.mapped_access(&access, &location, address) == kSuccess;
@@ -122,7 +123,7 @@ void open_device(DriverDevice& device) {
     library.must(library.retain_primary_context, &device.context, device.ordinal);
     return;
   }
-  // Opening a peer's memory does that too, but up to ROCm 7.1 only says so.
+  // Opening a peer's memory is said to do that too, and did not until September 2025.
   const auto current = device.enter();
   int count = 0;
   library.must(library.device_count, &count);
