@@ -10,6 +10,7 @@
 #include "backend/store_board.h"
 #include "engine/device.h"
 #include "engine/host.h"
+#include "transport/enqueuing.h"
 
 namespace pg_sdma {
 namespace {
@@ -27,14 +28,6 @@ Mori& mori_offers() {
 
 bool among(const std::vector<c10::DeviceType>& devices, c10::DeviceType device) {
   return std::find(devices.begin(), devices.end(), device) != devices.end();
-}
-
-// Of all groups of this process, where streams may share hardware queues: held from an operation's
-// agreement until it is enqueued. All ranks that share two operations then enqueue them in the same
-// order, so that neither waits behind the other's wait.
-std::mutex& enqueuing() {
-  static auto* mutex = new std::mutex;
-  return *mutex;
 }
 
 // How long leave() waits for a call in another thread before it fails it.
@@ -192,8 +185,7 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
     const Call part = collective.part(first, last);
     recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
-    std::unique_lock<std::mutex> alone;
-    if (one_at_a_time_) alone = std::unique_lock<std::mutex>(enqueuing());
+    auto alone = enqueue_alone(one_at_a_time_);
     const Decision decision = transport_->agree(part);
     stats_.count(part.operation, decision.reason, part.total_bytes());
     if (recorder_.on()) {

@@ -159,7 +159,7 @@ HardwareQueue* queue_for_stream() {
   if (shared_queues < 0) shared_queues = settings().queues;
   if (shared_queues == 0) return new_queue();
   while (shared.size() < static_cast<size_t>(shared_queues)) shared.push_back(new_queue());
-  return shared[next_shared++ % shared.size()];
+  return shared[next_shared++ % static_cast<size_t>(shared_queues)];
 }
 
 StreamState* find(Stream stream) {

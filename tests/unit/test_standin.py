@@ -155,6 +155,17 @@ def test_random_gathers_by_hip_of_late_ranks(tmp_path: Path) -> None:
     assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_groups_in_one_hardware_queue_do_not_wait_for_one_another(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Without enqueue_alone() this hangs: two ranks enqueue two operations in different orders."""
+    done = run([OUT / "two_groups", HIP, tmp_path, str(ranks), "100", str(ranks)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    direct = [int(n) for n in re.findall(r"(\d+) direct", done.stdout)]
+    assert len(direct) == ranks and len(set(direct)) == 1 and direct[0] > 0, done.stdout
+
+
 @pytest.mark.parametrize(("ranks", "queues", "room"), [(2, 1, 4096), (3, 4, 1024)])
 def test_reduce_scatters_by_hip(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
     """The launches' half, though no kernel is handed to HIP yet (docs/amd.md)."""
@@ -181,7 +192,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("victim", [0, 2, -1])
+@pytest.mark.parametrize("victim", [2, -1])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_hip_sends_the_group_to_the_inner(fault: str, victim: int, tmp_path: Path) -> None:
     """On one rank, or on all: every rank has the same reason, and ends."""
