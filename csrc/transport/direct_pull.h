@@ -57,6 +57,7 @@ class DirectPull final : public Transport {
 
   // From now on all-gathers go by `courier`: on every rank, or on none.
   void use(std::unique_ptr<Courier> courier) { courier_ = std::move(courier); }
+  bool has_courier() const { return courier_ != nullptr; }
   // What carries all-gathers, in a word.
   std::string way() const;
 
