@@ -163,7 +163,7 @@ class Lane final : private Carrier, private Recorded {
   bool off_everywhere_ = false;  // PG_SDMA=off on every rank
   std::shared_ptr<Engine> engine_;
   bool one_at_a_time_ = false;  // Engine::shares_hardware_queues
-  std::string no_engine_;  // why there is none
+  std::string no_engine_;       // why there is none
   std::optional<c10::Device> engine_device_;
 
   // Guards what abort() needs while a call that waits for its peers holds mutex_.
