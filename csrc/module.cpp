@@ -83,6 +83,7 @@ Settings read_settings(const py::dict& dict) {
   settings.allow_same_device =
       optional_of<bool>(dict, "allow_same_device").value_or(settings.allow_same_device);
   settings.allow_pcie = optional_of<bool>(dict, "allow_pcie").value_or(settings.allow_pcie);
+  settings.hip = optional_of<bool>(dict, "hip").value_or(settings.hip);
   settings.driver = optional_of<std::string>(dict, "driver").value_or(settings.driver);
   settings.trace_entries = optional_of<uint64_t>(dict, "trace_entries").value_or(0);
   settings.trace_file = optional_of<std::string>(dict, "trace_file").value_or("");

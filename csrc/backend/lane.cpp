@@ -8,8 +8,9 @@
 
 #include "backend/self_test.h"
 #include "backend/store_board.h"
-#include "engine/cuda.h"
+#include "engine/device.h"
 #include "engine/host.h"
+#include "transport/enqueuing.h"
 
 namespace pg_sdma {
 namespace {
@@ -189,6 +190,7 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
     const Call part = collective.part(first, last);
     recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
+    auto alone = enqueue_alone(one_at_a_time_);
     const Decision decision = transport_->agree(part);
     stats_.count(part.operation, decision.reason, part.total_bytes());
     if (recorder_.on()) {
@@ -200,6 +202,7 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
       chain_->before_direct(*transport_);
       collective.carry(*transport_, part);
     } else {
+      if (alone) alone.unlock();
       all_direct = false;
       refuse_silence(collective, decision.reason);
       transport_->note_elsewhere(collective.name());
@@ -250,12 +253,15 @@ void Lane::make_engine(c10::Device device) {
   engine_device_ = device;
   if (!group_->settings.enabled) return;
   try {
-    engine_ =
-        device.is_cpu()
-            ? host_engine()
-            : cuda_engine(device.index(), group_->settings.driver, [device] {
-                return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
-              });
+    engine_ = device.is_cpu() ? host_engine()
+                              : device_engine(group_->settings.hip ? driver::Vendor::kHip
+                                                                   : driver::Vendor::kCuda,
+                                              device.index(), group_->settings.driver, [device] {
+                                                return c10::impl::VirtualGuardImpl(device.type())
+                                                    .getStream(device)
+                                                    .native_handle();
+                                              });
+    one_at_a_time_ = engine_->shares_hardware_queues();
   } catch (const std::exception& error) {
     no_engine_ = error.what();
   }
@@ -267,8 +273,8 @@ void Lane::vote() {
     return engine_;
   };
   const auto deadline = Clock::now() + timeout_.load();
-  const auto test = [this, deadline](Transport& transport) {
-    return self_test(transport, device_, group_->rank, group_->size, deadline);
+  const auto test = [this, deadline](DirectPull& transport) {
+    return self_test(transport, *engine_, device_, group_->rank, group_->size, deadline);
   };
   Rendezvous::Result result;
   try {

@@ -51,6 +51,7 @@ struct Settings {
   uint64_t ring = 16;
   bool allow_same_device = false;
   bool allow_pcie = false;
+  bool hip = false;    // torch was built for ROCm: "cuda" means HIP
   std::string driver;  // library to open instead of the vendor's
   uint64_t trace_entries = 0;
   std::string trace_file;  // where a broken group's flight record goes; empty: nowhere
@@ -169,7 +170,8 @@ class Lane final : private Carrier, private Recorded {
   Policy policy_;
   bool off_everywhere_ = false;  // PG_SDMA=off on every rank
   std::shared_ptr<Engine> engine_;
-  std::string no_engine_;  // why there is none
+  bool one_at_a_time_ = false;  // Engine::shares_hardware_queues
+  std::string no_engine_;       // why there is none
   std::optional<c10::Device> engine_device_;
 
   // Guards what abort() needs while a call that waits for its peers holds mutex_.

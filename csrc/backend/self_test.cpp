@@ -2,62 +2,65 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
+#include <cstring>
+#include <deque>
 #include <vector>
 
-#include "engine/inject.h"
+#include "transport/self_test.h"
 
 namespace pg_sdma {
 namespace {
 
-using Milliseconds = std::chrono::milliseconds;
+class TensorMemory final : public TestMemory {
+ public:
+  explicit TensorMemory(c10::DeviceType device) : device_(device) {}
 
-constexpr int64_t kOffset = 3;  // shards start at odd addresses
+  char* allocate(size_t bytes) override {
+    tensors_.push_back(at::empty({static_cast<int64_t>(bytes)},
+                                 at::TensorOptions().dtype(at::kByte).device(device_)));
+    return static_cast<char*>(tensors_.back().mutable_data_ptr());
+  }
 
-at::Tensor shard_of(int rank, int64_t bytes) {
-  return (at::arange(bytes, at::kLong) * (2 * rank + 3) + rank * 7).remainder(251).to(at::kByte);
-}
+  void put(char* to, const std::vector<unsigned char>& bytes) override {
+    const auto size = static_cast<int64_t>(bytes.size());
+    at::Tensor content = at::empty({size}, at::kByte);
+    std::memcpy(content.mutable_data_ptr(), bytes.data(), bytes.size());
+    view(to, size).copy_(content);
+  }
+
+  std::vector<unsigned char> get(const char* from, size_t bytes) override {
+    const at::Tensor content = view(from, static_cast<int64_t>(bytes)).cpu();
+    const auto* data = static_cast<const unsigned char*>(content.const_data_ptr());
+    return {data, data + bytes};
+  }
+
+  void keep() override { new std::deque<at::Tensor>(tensors_); }
+
+ private:
+  at::Tensor view(const char* first, int64_t bytes) {
+    for (const at::Tensor& tensor : tensors_) {
+      const auto offset = first - static_cast<const char*>(tensor.const_data_ptr());
+      if (offset >= 0 && offset + bytes <= tensor.numel()) return tensor.narrow(0, offset, bytes);
+    }
+    TORCH_INTERNAL_ASSERT(false, "not an address of the self-test");
+  }
+
+  const c10::DeviceType device_;
+  std::deque<at::Tensor> tensors_;
+};
 
 }  // namespace
 
-std::string self_test(Transport& transport, c10::DeviceType device, int rank, int world,
-                      std::chrono::steady_clock::time_point deadline) {
-  for (const int64_t bytes : {int64_t{1}, int64_t{4099}, int64_t{1} << 20}) {
-    const auto options = at::TensorOptions().dtype(at::kByte).device(device);
-    at::Tensor input = at::empty({bytes + kOffset}, options).narrow(0, kOffset, bytes);
-    input.copy_(shard_of(rank, bytes));
-    const at::Tensor output = at::full({bytes * world + kOffset}, 255, options);
-
-    Call call;
-    call.operation = "self-test";
-    call.dtype = "Byte";
-    const auto left = deadline - std::chrono::steady_clock::now();
-    call.timeout = std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(1));
-    Piece piece;
-    piece.input = input.const_data_ptr();
-    piece.bytes = static_cast<size_t>(bytes);
-    auto* base = static_cast<char*>(output.mutable_data_ptr()) + kOffset;
-    for (int r = 0; r < world; ++r) piece.outputs.push_back(base + r * bytes);
-    call.pieces.push_back(std::move(piece));
-
-    transport.queue().follow_caller();
-    if (const Decision decision = transport.agree(call); !decision.direct) return decision.here;
-    transport.carry(call);
-    transport.queue().caller_follows();
-
-    if (inject::corrupts("self-test")) output.narrow(0, kOffset, 1).bitwise_xor_(1);
-    const at::Tensor got = output.cpu();
-    for (int r = 0; r < world; ++r) {
-      if (!got.narrow(0, kOffset + r * bytes, bytes).equal(shard_of(r, bytes))) {
-        return "the self-test read wrong bytes from rank " + std::to_string(r) + " at shards of " +
-               std::to_string(bytes) + " bytes";
-      }
-    }
-    if (!got.narrow(0, 0, kOffset).eq(255).all().item<bool>()) {
-      return "the self-test wrote in front of its output";
-    }
-  }
-  return "";
+std::string self_test(DirectPull& transport, const Engine& engine, c10::DeviceType device, int rank,
+                      int world, std::chrono::steady_clock::time_point deadline) {
+  TensorMemory memory(device);
+  SelfTest test;
+  test.rank = rank;
+  test.world = world;
+  test.stream_ordered = engine.stream_ordered();
+  test.doubts = engine.doubts();
+  test.deadline = deadline;
+  return self_test(transport, memory, test);
 }
 
 }  // namespace pg_sdma

@@ -1,4 +1,4 @@
-// The last step of the vote: known bytes over the transport into poisoned outputs.
+// The transport's self-test on tensors of a device.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -6,13 +6,13 @@
 #include <chrono>
 #include <string>
 
-#include "transport/transport.h"
+#include "engine/engine.h"
+#include "transport/direct_pull.h"
 
 namespace pg_sdma {
 
-// Gathers shards of several sizes and alignments whose bytes every rank can compute. Returns what
-// was wrong on this rank, empty when every byte was right. Throws GroupFault.
-std::string self_test(Transport& transport, c10::DeviceType device, int rank, int world,
-                      std::chrono::steady_clock::time_point deadline);
+// As the self_test of transport/self_test.h, with the memory that torch's allocator gives.
+std::string self_test(DirectPull& transport, const Engine& engine, c10::DeviceType device, int rank,
+                      int world, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace pg_sdma

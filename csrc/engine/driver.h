@@ -1,9 +1,9 @@
-// The driver, opened at run time: the functions, types and constants of CUDA's driver API that the
-// engine uses, declared here so that no toolkit is needed to build. tests/contract compares every
-// declaration with cuda.h where one is found.
+// The driver, opened at run time: the functions, types and constants of CUDA's driver API and of
+// HIP that the engine uses, declared here so that no toolkit is needed to build. tests/contract
+// compares every declaration with the vendors' headers.
 //
-// HIP's functions take the same arguments under other names: its table is one more column of names
-// and one more set of constants.
+// One table: most functions take the same arguments under two names. What the drivers do in
+// different ways is in driver_manners.h, and nowhere else.
 #pragma once
 
 #include <array>
@@ -22,6 +22,8 @@ using Stream = void*;
 using Event = void*;
 using MemoryHandle = unsigned long long;  // a physical allocation
 using Uuid = std::array<unsigned char, 16>;
+
+enum class Vendor : uint8_t { kCuda, kHip };
 
 struct IpcHandle {
   std::array<char, 64> bytes{};
@@ -66,10 +68,14 @@ struct CopyAttributes {
 };
 
 enum Result : int { kSuccess = 0, kNotReady = 600, kStreamCaptureImplicit = 906 };
+enum HipResult : int { kPeerAccessAlreadyEnabled = 704 };
 
 enum DeviceAttribute : int { kUnifiedAddressing = 41, k64BitStreamMemoryOperations = 122 };
+enum HipDeviceAttribute : int { kStreamWaitValue = 10013 };
 enum PeerAttribute : int { kNativeAtomics = 3 };
+enum HipLinkType : uint32_t { kPcieLink = 2, kXgmiLink = 4 };
 
+// HIP's numbers are the same, as far as it has them: not kMemoryBlockId.
 enum PointerAttribute : int {
   kMemoryType = 2,
   kBufferId = 7,
@@ -86,6 +92,7 @@ enum PointerAttribute : int {
 enum MemoryType : unsigned { kDeviceMemory = 2 };
 
 enum MemoryOperationType : uint32_t { kWaitValue64 = 4, kWriteValue64 = 5 };
+// CUDA compares the difference as a signed number, HIP the values as unsigned ones.
 enum WaitFlags : uint32_t { kWaitAtLeast = 0 };
 // The write is visible only after all that the stream did before.
 enum WriteFlags : uint32_t { kWriteWithBarrier = 0 };
@@ -101,48 +108,63 @@ enum HandleType : int { kPosixDescriptor = 1 };
 enum LocationType : int { kOnDevice = 1 };
 enum AllocationType : int { kPinned = 1 };
 enum AccessFlags : int { kReadWrite = 3 };
+// Of HIP: a copy between devices that no compute unit may carry.
+enum CopyKind : int { kNoComputeUnits = 1024 };
 
-// X(member, name in the driver, arguments...). Names carry the version whose signature this is.
-#define PG_SDMA_DRIVER_CALLS(X)                                                                 \
-  X(init, cuInit, unsigned flags)                                                               \
-  X(error_text, cuGetErrorString, int result, const char** text)                                \
-  X(device_count, cuDeviceGetCount, int* count)                                                 \
-  X(device_attribute, cuDeviceGetAttribute, int* value, DeviceAttribute attribute, int device)  \
-  X(device_uuid, cuDeviceGetUuid_v2, Uuid* uuid, int device)                                    \
+// X(member, name in CUDA, name in HIP, arguments...). Names carry the version whose signature this
+// is.
+#define PG_SDMA_DRIVER_CALLS(X)                                                                    \
+  X(init, cuInit, hipInit, unsigned flags)                                                         \
+  X(error_text, cuGetErrorString, hipDrvGetErrorString, int result, const char** text)             \
+  X(device_count, cuDeviceGetCount, hipGetDeviceCount, int* count)                                 \
+  X(device_attribute, cuDeviceGetAttribute, hipDeviceGetAttribute, int* value, int attribute,      \
+    int device)                                                                                    \
+  X(device_uuid, cuDeviceGetUuid_v2, hipDeviceGetUuid, Uuid* uuid, int device)                     \
+  X(can_access_peer, cuDeviceCanAccessPeer, hipDeviceCanAccessPeer, int* can, int device,          \
+    int peer)                                                                                      \
+  X(priority_range, cuCtxGetStreamPriorityRange, hipDeviceGetStreamPriorityRange, int* least,      \
+    int* greatest)                                                                                 \
+  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode,  \
+    CaptureMode* mode)                                                                             \
+  X(create_stream, cuStreamCreateWithPriority, hipStreamCreateWithPriority, Stream* stream,        \
+    unsigned flags, int priority)                                                                  \
+  X(destroy_stream, cuStreamDestroy_v2, hipStreamDestroy, Stream stream)                           \
+  X(is_capturing, cuStreamIsCapturing, hipStreamIsCapturing, Stream stream, int* status)           \
+  X(wait_event, cuStreamWaitEvent, hipStreamWaitEvent, Stream stream, Event event, unsigned flags) \
+  X(create_event, cuEventCreate, hipEventCreateWithFlags, Event* event, unsigned flags)            \
+  X(destroy_event, cuEventDestroy_v2, hipEventDestroy, Event event)                                \
+  X(record_event, cuEventRecord, hipEventRecord, Event event, Stream stream)                       \
+  X(query_event, cuEventQuery, hipEventQuery, Event event)                                         \
+  X(launch_kernel, cuLaunchKernel, hipModuleLaunchKernel, void* function, unsigned blocks_x,       \
+    unsigned blocks_y, unsigned blocks_z, unsigned threads_x, unsigned threads_y,                  \
+    unsigned threads_z, unsigned shared_bytes, Stream stream, void** arguments, void** extra)      \
+  X(register_host, cuMemHostRegister_v2, hipHostRegister, void* data, size_t bytes,                \
+    unsigned flags)                                                                                \
+  X(unregister_host, cuMemHostUnregister, hipHostUnregister, void* data)                           \
+  X(host_device_address, cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer, Address* address,  \
+    void* data, unsigned flags)                                                                    \
+  X(pointer_attributes, cuPointerGetAttributes, hipDrvPointerGetAttributes, unsigned count,        \
+    PointerAttribute* attributes, void** values, Address address)                                  \
+  X(address_range, cuMemGetAddressRange_v2, hipMemGetAddressRange, Address* base, size_t* bytes,   \
+    Address address)                                                                               \
+  X(get_ipc_handle, cuIpcGetMemHandle, hipIpcGetMemHandle, IpcHandle* handle, Address base)        \
+  X(open_ipc_handle, cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle, Address* base, IpcHandle handle,  \
+    unsigned flags)                                                                                \
+  X(close_ipc_handle, cuIpcCloseMemHandle, hipIpcCloseMemHandle, Address base)
+
+// X(member, name in CUDA, arguments...): what HIP does otherwise, or what is not asked of it. The
+// functions are null where the driver is HIP's, and the other way round below.
+#define PG_SDMA_CUDA_CALLS(X)                                                                   \
   X(whole_device_uuid, cuDeviceGetUuid, Uuid* uuid, int device)                                 \
-  X(can_access_peer, cuDeviceCanAccessPeer, int* can, int device, int peer)                     \
   X(peer_attribute, cuDeviceGetP2PAttribute, int* value, PeerAttribute attribute, int device,   \
     int peer)                                                                                   \
   X(retain_primary_context, cuDevicePrimaryCtxRetain, Context* context, int device)             \
   X(current_context, cuCtxGetCurrent, Context* context)                                         \
   X(push_context, cuCtxPushCurrent_v2, Context context)                                         \
   X(pop_context, cuCtxPopCurrent_v2, Context* context)                                          \
-  X(priority_range, cuCtxGetStreamPriorityRange, int* least, int* greatest)                     \
-  X(exchange_capture_mode, cuThreadExchangeStreamCaptureMode, CaptureMode* mode)                \
-  X(create_stream, cuStreamCreateWithPriority, Stream* stream, unsigned flags, int priority)    \
-  X(destroy_stream, cuStreamDestroy_v2, Stream stream)                                          \
-  X(is_capturing, cuStreamIsCapturing, Stream stream, int* status)                              \
-  X(wait_event, cuStreamWaitEvent, Stream stream, Event event, unsigned flags)                  \
   X(memory_operations, cuStreamBatchMemOp_v2, Stream stream, unsigned count,                    \
     MemoryOperation* operations, unsigned flags)                                                \
-  X(create_event, cuEventCreate, Event* event, unsigned flags)                                  \
-  X(destroy_event, cuEventDestroy_v2, Event event)                                              \
-  X(record_event, cuEventRecord, Event event, Stream stream)                                    \
-  X(query_event, cuEventQuery, Event event)                                                     \
   X(copy, cuMemcpyAsync, Address destination, Address source, size_t bytes, Stream stream)      \
-  X(launch_kernel, cuLaunchKernel, void* function, unsigned blocks_x, unsigned blocks_y,        \
-    unsigned blocks_z, unsigned threads_x, unsigned threads_y, unsigned threads_z,              \
-    unsigned shared_bytes, Stream stream, void** arguments, void** extra)                       \
-  X(register_host, cuMemHostRegister_v2, void* data, size_t bytes, unsigned flags)              \
-  X(unregister_host, cuMemHostUnregister, void* data)                                           \
-  X(host_device_address, cuMemHostGetDevicePointer_v2, Address* address, void* data,            \
-    unsigned flags)                                                                             \
-  X(pointer_attributes, cuPointerGetAttributes, unsigned count, PointerAttribute* attributes,   \
-    void** values, Address address)                                                             \
-  X(address_range, cuMemGetAddressRange_v2, Address* base, size_t* bytes, Address address)      \
-  X(get_ipc_handle, cuIpcGetMemHandle, IpcHandle* handle, Address base)                         \
-  X(open_ipc_handle, cuIpcOpenMemHandle_v2, Address* base, IpcHandle handle, unsigned flags)    \
-  X(close_ipc_handle, cuIpcCloseMemHandle, Address base)                                        \
   X(retain_allocation, cuMemRetainAllocationHandle, MemoryHandle* handle, void* address)        \
   X(release_allocation, cuMemRelease, MemoryHandle handle)                                      \
   X(export_allocation, cuMemExportToShareableHandle, void* out, MemoryHandle handle,            \
@@ -159,10 +181,25 @@ enum AccessFlags : int { kReadWrite = 3 };
     size_t count)
 
 // The same, for what an older driver may lack: the member's function is then null.
-#define PG_SDMA_OPTIONAL_DRIVER_CALLS(X)                                                      \
+#define PG_SDMA_OPTIONAL_CUDA_CALLS(X)                                                        \
   X(copy_batch, cuMemcpyBatchAsync, Address* destinations, Address* sources, size_t* sizes,   \
     size_t count, CopyAttributes* attributes, size_t* first_of_each, size_t attributes_count, \
     size_t* failed, Stream stream)
+
+// X(member, name in HIP, arguments...)
+#define PG_SDMA_HIP_CALLS(X)                                                                       \
+  X(current_device, hipGetDevice, int* device)                                                     \
+  X(set_device, hipSetDevice, int device)                                                          \
+  X(enable_peer_access, hipDeviceEnablePeerAccess, int peer, unsigned flags)                       \
+  X(link_type, hipExtGetLinkTypeAndHopCount, int device, int peer, uint32_t* type, uint32_t* hops) \
+  X(wait_value, hipStreamWaitValue64, Stream stream, Address address, uint64_t value,              \
+    unsigned flags, uint64_t mask)                                                                 \
+  X(write_value, hipStreamWriteValue64, Stream stream, Address address, uint64_t value,            \
+    unsigned flags)                                                                                \
+  X(copy_of_kind, hipMemcpyAsync, Address destination, Address source, size_t bytes,               \
+    CopyKind kind, Stream stream)                                                                  \
+  X(mapped_access, hipMemGetAccess, unsigned long long* flags, const Location* location,           \
+    Address address)
 
 // A driver function and the name to report it by. Calling it gives the driver's result code.
 template <class... Arguments>
@@ -186,21 +223,28 @@ class Failure : public std::runtime_error {
 
 class Library {
  public:
-  // Opens `path`, or "libcuda.so.1" when it is empty, and initialises the driver. Throws
+  // Opens `path`, or the vendor's driver when it is empty (of HIP the one that the process has
+  // loaded, where it has), and initialises it. Throws
   // std::runtime_error with the reason.
-  static std::shared_ptr<const Library> open(const std::string& path);
+  static std::shared_ptr<const Library> open(Vendor vendor, const std::string& path);
 
   Library(const Library&) = delete;
   Library& operator=(const Library&) = delete;
 
-#define PG_SDMA_DECLARE(member, name, ...)           \
+  const Vendor vendor;
+
+#define PG_SDMA_DECLARE_ONE(member, name, ...)       \
   static auto declare_##member(__VA_ARGS__)->int;    \
   template <class... A>                              \
   static Call<A...> call_of_##member(int (*)(A...)); \
   decltype(call_of_##member(&declare_##member)) member;
+#define PG_SDMA_DECLARE(member, cuda, hip, ...) PG_SDMA_DECLARE_ONE(member, cuda, __VA_ARGS__)
   PG_SDMA_DRIVER_CALLS(PG_SDMA_DECLARE)
-  PG_SDMA_OPTIONAL_DRIVER_CALLS(PG_SDMA_DECLARE)
+  PG_SDMA_CUDA_CALLS(PG_SDMA_DECLARE_ONE)
+  PG_SDMA_OPTIONAL_CUDA_CALLS(PG_SDMA_DECLARE_ONE)
+  PG_SDMA_HIP_CALLS(PG_SDMA_DECLARE_ONE)
 #undef PG_SDMA_DECLARE
+#undef PG_SDMA_DECLARE_ONE
 
   // Makes the call; throws Failure naming it and the driver's reason when it fails.
   template <class... Arguments>
@@ -211,29 +255,7 @@ class Library {
   std::string explain(const char* call, int result) const;
 
  private:
-  Library() = default;
-};
-
-// Makes a context current for a scope, whatever the thread had.
-class ContextGuard {
- public:
-  ContextGuard(const Library& library, Context context) : library_(library) {
-    Context current = nullptr;
-    library_.current_context(&current);
-    if (current == context) return;
-    library_.must(library_.push_context, context);
-    pushed_ = true;
-  }
-  ~ContextGuard() {
-    Context popped = nullptr;
-    if (pushed_) library_.pop_context(&popped);
-  }
-  ContextGuard(const ContextGuard&) = delete;
-  ContextGuard& operator=(const ContextGuard&) = delete;
-
- private:
-  const Library& library_;
-  bool pushed_ = false;
+  explicit Library(Vendor vendor) : vendor(vendor) {}
 };
 
 // Lets this thread make calls that another thread's stream capture would forbid, for a scope.

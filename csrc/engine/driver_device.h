@@ -10,16 +10,32 @@
 
 namespace pg_sdma {
 
+// Makes a device the thread's current one for a scope, whatever the thread had.
+class CurrentDevice {
+ public:
+  CurrentDevice(const driver::Library& library, driver::Context context, int ordinal);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  const driver::Library& library_;
+  bool changed_ = false;
+  int before_ = 0;  // HIP's, which has no contexts to push and pop
+};
+
 struct DriverDevice {
   std::shared_ptr<const driver::Library> library;
-  driver::Context context = nullptr;
+  driver::Context context = nullptr;  // of CUDA
   int ordinal = 0;
   // The calling thread's current stream on the device, as torch sees it.
   std::function<driver::Stream()> current_stream;
   // Whether copies that follow one another go out in one call, where the driver has it.
   bool batches_copies = false;
+  // Streams that the tracks of a program spread over.
+  size_t copy_streams = 1;
 
-  driver::ContextGuard enter() const { return {*library, context}; }
+  CurrentDevice enter() const { return {*library, context, ordinal}; }
 
   // Makes the call; throws driver::Failure naming it, the driver's reason and the device.
   template <class... Arguments>
@@ -27,10 +43,7 @@ struct DriverDevice {
             std::type_identity_t<Arguments>... arguments) const {
     if (const int result = call(arguments...)) fail(call.name, result);
   }
-  [[noreturn]] void fail(const char* call, int result) const {
-    throw driver::Failure(
-        result, library->explain(call, result) + " on CUDA device " + std::to_string(ordinal));
-  }
+  [[noreturn]] void fail(const char* call, int result) const;
 };
 
 }  // namespace pg_sdma

@@ -68,6 +68,9 @@ struct Step {
   uintptr_t source = 0;
   size_t bytes = 0;
   const Launch* launch = nullptr;  // kLaunch: it lives until the program has been enqueued
+  // Steps of one track run in order. Those of different tracks above 0 may run side by side,
+  // between the steps of track 0 before them and behind them.
+  uint32_t track = 0;
 
   static Step wait(Counter& counter, uint64_t value) {
     return {Kind::kWait, &counter, value, nullptr, 0, 0, 0};
@@ -77,6 +80,11 @@ struct Step {
   }
   static Step copy(void* destination, uint64_t space, uintptr_t source, size_t bytes) {
     return {Kind::kCopy, nullptr, 0, destination, space, source, bytes};
+  }
+  Step on(uint32_t number) const {
+    Step step = *this;
+    step.track = number;
+    return step;
   }
   static Step fork() { return {Kind::kFork}; }
   static Step start(const Launch& launch) {
@@ -89,8 +97,14 @@ struct Step {
 };
 using Program = std::vector<Step>;
 
-// What lies between two devices, as far as copies care.
-enum class Link : uint8_t { kHostMemory, kSameDevice, kNvlink, kPcie, kNone };
+// What lies between two devices, as far as copies care. kFabric: NVLink, XGMI.
+enum class Link : uint8_t { kHostMemory, kSameDevice, kFabric, kPcie, kNone };
+
+// What an engine does not take on trust of its driver.
+struct Doubts {
+  std::vector<size_t> copy_sizes;  // bytes around which copies take another way
+  bool waits = false;              // whether a stream that waits does wait
+};
 
 // Why a piece of memory cannot be exported or opened here. The call then takes the inner.
 class CannotShare : public std::runtime_error {
@@ -169,6 +183,13 @@ class Engine {
 
   // What peers must know of this engine to open its exports (the host engine: its process id).
   virtual std::string identity() const = 0;
+
+  // True: a queue that waits may hold up others of this process, so operations of all its groups
+  // have to be enqueued one at a time, each from its agreement on.
+  virtual bool shares_hardware_queues() const { return false; }
+
+  // What the self-test has to look at besides.
+  virtual Doubts doubts() const { return {}; }
 
   // How this engine's device reaches the one of the peer whose identity() is given.
   virtual Link link_to(const std::string& identity) const = 0;

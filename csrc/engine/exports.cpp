@@ -4,47 +4,16 @@
 #include <string>
 #include <utility>
 
+#include "engine/driver_manners.h"
+
 namespace pg_sdma {
 
+using driver::Allocation;
 using driver::Failure;
 using driver::PointerAttribute;
 
-namespace {
-
-// What the driver says of an address. Zeros for memory that it does not know.
-struct Attributes {
-  unsigned memory_type = 0;
-  unsigned managed = 0;
-  int device = 0;
-  unsigned ipc_capable = 0;
-  driver::Address base = 0;
-  size_t bytes = 0;
-  uint64_t handle_types = 0;
-  void* pool = nullptr;
-};
-
-Attributes attributes_of(const driver::Library& library, driver::Address address) {
-  Attributes found;
-  PointerAttribute names[] = {
-      driver::kMemoryType, driver::kIsManaged, driver::kDeviceOrdinal,      driver::kIpcCapable,
-      driver::kRangeStart, driver::kRangeSize, driver::kAllowedHandleTypes, driver::kMemoryPool};
-  void* values[] = {&found.memory_type, &found.managed, &found.device,       &found.ipc_capable,
-                    &found.base,        &found.bytes,   &found.handle_types, &found.pool};
-  library.must(library.pointer_attributes, std::size(names), names, values, address);
-  return found;
-}
-
-}  // namespace
-
-Exports::Exports(const driver::Library& library, int device) : library_(library), device_(device) {
-  ids_at(0);  // what fails here is not the attribute's fault
-  id_attributes_ = 2;
-  try {
-    ids_at(0);
-  } catch (const Failure&) {
-    id_attributes_ = 1;
-  }
-}
+Exports::Exports(const driver::Library& library, int device)
+    : library_(library), device_(device), id_attributes_(driver::count_id_attributes(library)) {}
 
 Place Exports::publish(const void* data, size_t bytes) {
   const auto first = reinterpret_cast<Address>(data);
@@ -145,14 +114,10 @@ bool Exports::unchanged(const Export& found, Address first, Address end) const {
 Exports::Export Exports::examine(Address first, Address end) const {
   Export made;
   for (Address at = first; at < end;) {
-    const Attributes found = attributes_of(library_, at);
-    if (at > first && found.memory_type == 0) {
-      throw CannotShare("a tensor that reaches past its allocation");
-    }
-    if (found.memory_type != driver::kDeviceMemory) {
-      throw CannotShare("memory that is not the device's");
-    }
-    if (found.managed != 0) throw CannotShare("managed memory");
+    const Allocation found = driver::allocation_at(library_, device_, at);
+    if (at > first && !found.known) throw CannotShare("a tensor that reaches past its allocation");
+    if (!found.on_device) throw CannotShare("memory that is not the device's");
+    if (found.managed) throw CannotShare("managed memory");
     if (found.device != device_) {
       throw CannotShare("memory of device " + std::to_string(found.device) + " on device " +
                         std::to_string(device_));
@@ -160,12 +125,12 @@ Exports::Export Exports::examine(Address first, Address end) const {
     if (found.pool != nullptr) throw CannotShare("memory of a stream-ordered pool");
 
     Chunk chunk{found.base, found.bytes, ids_at(found.base)};
-    if (found.ipc_capable != 0) {
+    if (found.exported == Allocation::Export::kHandle) {
       if (at > first || chunk.base + chunk.bytes < end) {
         throw CannotShare("a tensor that reaches past its allocation");
       }
       library_.must(library_.get_ipc_handle, &made.handle, chunk.base);
-    } else if ((found.handle_types & driver::kPosixDescriptor) != 0) {
+    } else if (found.exported == Allocation::Export::kDescriptors) {
       // Of memory mapped piece by piece this gives the piece.
       library_.must(library_.address_range, &chunk.base, &chunk.bytes, at);
       chunk.ids = ids_at(chunk.base);

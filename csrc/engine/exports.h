@@ -67,7 +67,7 @@ class Exports {
 
   const driver::Library& library_;
   const int device_;
-  int id_attributes_ = 1;  // of {buffer id, block id}: older drivers lack the second
+  const int id_attributes_;  // of {buffer id, block id}: older drivers lack the second
   std::mutex mutex_;
   uint64_t last_id_ = 0;
   ByBase exports_;

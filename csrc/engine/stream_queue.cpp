@@ -5,6 +5,8 @@
 #include <thread>
 #include <utility>
 
+#include "engine/driver_manners.h"
+
 namespace pg_sdma {
 namespace {
 
@@ -101,6 +103,8 @@ StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page,
     int greatest = 0;
     device_->must(library.priority_range, &least, &greatest);
     device_->must(library.create_stream, &stream_, driver::kNonBlocking, greatest);
+    at_ = stream_;
+    lanes_.resize(device_->copy_streams - 1);
   } catch (...) {
     library.unregister_host(page_);
     throw;
@@ -116,6 +120,9 @@ StreamQueue::~StreamQueue() {
   const driver::RelaxedCapture relaxed(library);
   library.destroy_stream(stream_);
   if (side_ != nullptr) library.destroy_stream(side_);
+  for (const Lane& lane : lanes_) {
+    if (lane.stream != nullptr) library.destroy_stream(lane.stream);
+  }
   library.unregister_host(page_);
 }
 
@@ -147,6 +154,7 @@ void StreamQueue::run(const Program& program, Waiter&) {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
   for (const Step& step : program) {
+    if (step.track != track_) turn_to(step.track);
     switch (step.kind) {
       case Step::Kind::kCopy:
         flush();
@@ -165,20 +173,56 @@ void StreamQueue::run(const Program& program, Waiter&) {
   }
   flush();
   flush_copies();
+  if (track_ != 0) turn_to(0);
 }
 
-void StreamQueue::make_side() {
+driver::Stream StreamQueue::make_stream() {
   const driver::Library& library = *device_->library;
   int least = 0;
   int greatest = 0;
+  driver::Stream made = nullptr;
   device_->must(library.priority_range, &least, &greatest);
-  device_->must(library.create_stream, &side_, driver::kNonBlocking, greatest);
+  device_->must(library.create_stream, &made, driver::kNonBlocking, greatest);
+  return made;
+}
+
+// Every wait is for something enqueued before it, as on the side.
+void StreamQueue::turn_to(uint32_t track) {
+  if (lanes_.empty()) {
+    track_ = track;
+    return;
+  }
+  flush();
+  flush_copies();
+  const driver::Library& library = *device_->library;
+  if (track == 0) {
+    for (Lane& lane : lanes_) {
+      if (!lane.used) continue;
+      device_->must(library.wait_event, stream_, events_->record(lane.stream).get(), 0);
+      lane.used = false;
+    }
+    fork_.reset();
+    at_ = stream_;
+  } else {
+    if (track_ == 0) fork_ = events_->record(stream_);
+    const size_t number = (track - 1) % (lanes_.size() + 1);
+    if (number == 0) {
+      at_ = stream_;
+    } else {
+      Lane& lane = lanes_[number - 1];
+      if (lane.stream == nullptr) lane.stream = make_stream();
+      if (!lane.used) device_->must(library.wait_event, lane.stream, fork_.get(), 0);
+      lane.used = true;
+      at_ = lane.stream;
+    }
+  }
+  track_ = track;
 }
 
 // Every wait is for something enqueued before it: all of it may share one hardware queue.
 void StreamQueue::enqueue_on_side(const Step& step) {
   const driver::Library& library = *device_->library;
-  if (side_ == nullptr) make_side();
+  if (side_ == nullptr) side_ = make_stream();
   switch (step.kind) {
     case Step::Kind::kFork:
       device_->must(library.wait_event, side_, events_->record(stream_).get(), 0);
@@ -232,12 +276,7 @@ void StreamQueue::note(const Step& step) {
 }
 
 void StreamQueue::flush() {
-  if (operations_.empty()) return;
-  const driver::Library& library = *device_->library;
-  const int result = library.memory_operations(stream_, static_cast<unsigned>(operations_.size()),
-                                               operations_.data(), 0);
-  operations_.clear();
-  if (result != driver::kSuccess) device_->fail(library.memory_operations.name, result);
+  if (!operations_.empty()) driver::enqueue(*device_, at_, operations_);
 }
 
 void StreamQueue::note_copy(const Step& step) {
@@ -255,10 +294,10 @@ void StreamQueue::flush_copies() {
     size_t first = 0;
     size_t failed = 0;
     device_->must(library.copy_batch, destinations_.data(), sources_.data(), sizes_.data(),
-                  sizes_.size(), &attributes, &first, 1, &failed, stream_);
+                  sizes_.size(), &attributes, &first, 1, &failed, at_);
   } else {
     for (size_t i = 0; i < sizes_.size(); ++i) {
-      device_->must(library.copy, destinations_[i], sources_[i], sizes_[i], stream_);
+      driver::copy(*device_, destinations_[i], sources_[i], sizes_[i], at_);
     }
   }
   destinations_.clear();

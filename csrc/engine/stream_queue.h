@@ -32,10 +32,11 @@ class StreamQueue final : public Queue {
   std::shared_ptr<Marker> mark(driver::Stream stream);
   void note(const Step& step);
   void note_copy(const Step& step);
-  void make_side();
+  driver::Stream make_stream();
   void enqueue_on_side(const Step& step);
   void flush();
   void flush_copies();
+  void turn_to(uint32_t track);
   bool drained();
 
   std::shared_ptr<const DriverDevice> device_;
@@ -45,6 +46,15 @@ class StreamQueue final : public Queue {
   driver::Address page_on_device_ = 0;
   driver::Stream stream_ = nullptr;
   driver::Stream side_ = nullptr;  // of launches
+  // Tracks above 0 spread over stream_ and these; `at_` is the stream that steps go to.
+  struct Lane {
+    driver::Stream stream = nullptr;
+    bool used = false;  // since the last step of track 0
+  };
+  std::vector<Lane> lanes_;
+  driver::Stream at_ = nullptr;
+  uint32_t track_ = 0;
+  std::shared_ptr<void> fork_;  // stream_ at the last step of track 0
   std::vector<std::shared_ptr<void>> marks_;
   // Noted, and not yet enqueued: there is never some of both.
   std::vector<driver::MemoryOperation> operations_;

@@ -13,7 +13,7 @@ void DirectPull::carry(const Call& call) {
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
     write_program(call);
-    if (watchdog_) {
+    if (watchdog_ && watched_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
     const auto began = Clock::now();
@@ -71,15 +71,17 @@ void DirectPull::write_program(const Call& call) {
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
-      program_.push_back(Step::wait(page_.ready(peer), number_));
-      copy_from(peer, call, all);
+      // A track a peer: where every peer has a link of its own, all are read at the same time.
+      const auto track = static_cast<uint32_t>(i);
+      program_.push_back(Step::wait(page_.ready(peer), number_).on(track));
+      copy_from(peer, call, all, track);
     }
     program_.push_back(Step::write(page_.done(rank), number_));
     copy_own(call, all);
   } else {
     for (const Wave& wave : cut(call, engine_->wave_bytes())) {
       copy_own(call, wave);
-      for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave);
+      for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave, 0);
     }
     program_.push_back(Step::write(page_.done(rank), number_));
   }
@@ -98,13 +100,14 @@ void DirectPull::copy_own(const Call& call, const Wave& parts) {
   }
 }
 
-void DirectPull::copy_from(int peer, const Call& call, const Wave& parts) {
+void DirectPull::copy_from(int peer, const Call& call, const Wave& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Place& place = records_[peer].places[part.tensor];
     const Mapping from = sharing_.open(peer, place.export_id, number_);
     auto* to = static_cast<char*>(call.pieces[part.tensor].outputs[peer]);
-    program_.push_back(Step::copy(to + part.offset, from.space,
-                                  from.base + place.offset + part.offset, part.bytes));
+    program_.push_back(
+        Step::copy(to + part.offset, from.space, from.base + place.offset + part.offset, part.bytes)
+            .on(track));
   }
 }
 

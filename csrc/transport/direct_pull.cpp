@@ -314,6 +314,17 @@ std::chrono::microseconds DirectPull::most_patience() const {
   return options_.patience;
 }
 
+void DirectPull::check() {
+  check_fault();
+  check_peers();
+}
+
+void DirectPull::abandon() {
+  sharing_.keep_open();
+  page_.ready(options_.rank) = number_.load();
+  page_.done(options_.rank) = number_.load();
+}
+
 void DirectPull::check_fault() const {
   if (!page_.faulted()) return;
   const std::string why = page_.fault();

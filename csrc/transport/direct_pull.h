@@ -57,6 +57,7 @@ class DirectPull final : public Transport {
 
   // From now on all-gathers go by `courier`: on every rank, or on none.
   void use(std::unique_ptr<Courier> courier) { courier_ = std::move(courier); }
+  bool has_courier() const { return courier_ != nullptr; }
   // What carries all-gathers, in a word.
   std::string way() const;
 
@@ -68,6 +69,13 @@ class DirectPull final : public Transport {
   uint64_t number() const { return number_; }  // the last that was taken
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
+  // Throws GroupFault when a peer that the last operation needs is gone, or the group is broken.
+  void check();
+  // Whether the watchdog looks after operations from here on.
+  void set_watched(bool watched) { watched_ = watched; }
+  // The last operation never ends here: peers do not wait for it, and what it may still be reading
+  // stays open.
+  void abandon();
   void set_patience(std::chrono::microseconds patience, bool only_while_free) {
     options_.patience = patience;
     options_.only_while_free = only_while_free;
@@ -88,7 +96,7 @@ class DirectPull final : public Transport {
   void hand_over(const Call& call, Waiter& waiting);  // to the courier
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave);
-  void copy_from(int peer, const Call& call, const Wave& wave);
+  void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
   struct Landing {
@@ -134,7 +142,8 @@ class DirectPull final : public Transport {
 
   std::atomic<uint64_t> number_ = 0;  // written by one thread at a time
   Deadline started_{};                // of operation number_
-  bool carrying_ = false;             // operation number_ is direct, and under way
+  bool watched_ = true;
+  bool carrying_ = false;  // operation number_ is direct, and under way
   bool last_was_late_ = false;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank

@@ -65,7 +65,7 @@ class Rendezvous {
   using EngineFactory = std::function<std::shared_ptr<Engine>()>;
   // Gathers known bytes over the transport into poisoned outputs; returns what was wrong on this
   // rank.
-  using SelfTest = std::function<std::string(Transport&)>;
+  using SelfTest = std::function<std::string(DirectPull&)>;
 
   Rendezvous(Options options, std::shared_ptr<Board> board);
 

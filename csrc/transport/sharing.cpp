@@ -34,7 +34,7 @@ Sharing::~Sharing() {
   stop_.notify_all();
   if (thread_.joinable()) thread_.join();
   for (const uint64_t export_id : posted_) page_.withdraw_ticket(rank_, export_id);
-  if (page_.done(rank_) < last_direct_) return;
+  if (kept_open_ || page_.done(rank_) < last_direct_) return;
   for (const auto& [key, import] : imports_) engine_->close(import.mapping);
 }
 
@@ -83,6 +83,11 @@ void Sharing::settle(uint64_t number, bool direct) {
   if (direct) last_direct_ = number;
 }
 
+void Sharing::keep_open() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  kept_open_ = true;
+}
+
 void Sharing::withdraw_tickets() {
   std::vector<uint64_t> posted;
   {
@@ -101,6 +106,7 @@ void Sharing::close_imports() {
   std::vector<Mapping> unused;
   {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (kept_open_) return;
     const uint64_t done = page_.done(rank_);
     for (auto it = imports_.begin(); it != imports_.end();) {
       const auto& [peer, export_id] = it->first;

@@ -44,6 +44,9 @@ class Sharing {
   // Operation `number` is enqueued (direct), or has gone elsewhere.
   void settle(uint64_t number, bool direct);
 
+  // Closes nothing from here on, not even at the end.
+  void keep_open();
+
  private:
   using Key = std::pair<int, uint64_t>;  // peer, export id
   struct Import {
@@ -67,6 +70,7 @@ class Sharing {
   std::map<Key, Import> imports_;
   uint64_t settled_ = 0;
   uint64_t last_direct_ = 0;
+  bool kept_open_ = false;
   bool stopping_ = false;
   std::condition_variable stop_;
   std::thread thread_;

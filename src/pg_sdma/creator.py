@@ -49,6 +49,7 @@ def create(opts: Any, pg_options: Any = None) -> Any:
             **dataclasses.asdict(settings),
             "agreed": settings.agreed(),
             "inject": settings.inject_on(global_rank),
+            "hip": torch.version.hip is not None,
             "no_device_sums": kernels.why_none(),
             "whole_job": _has_whole_job(global_ranks),
             **dataclasses.asdict(mori_transport.where(settings)),

@@ -4,35 +4,19 @@
 #include <cuda.h>
 
 #include <cstddef>
-#include <type_traits>
+
+#include "same_call.h"
 
 using namespace pg_sdma::driver;
 
-// -- Functions: arguments that are passed alike.
-template <class Theirs, class Ours>
-constexpr bool same_argument() {
-  if constexpr (std::is_pointer_v<Theirs> || std::is_pointer_v<Ours>) {
-    return std::is_pointer_v<Theirs> && std::is_pointer_v<Ours>;
-  } else if constexpr (std::is_class_v<Theirs> || std::is_class_v<Ours>) {
-    return std::is_class_v<Theirs> && std::is_class_v<Ours> && sizeof(Theirs) == sizeof(Ours);
-  } else {
-    return sizeof(Theirs) == sizeof(Ours);
-  }
-}
-
-template <class... Theirs, class... Ours>
-constexpr bool same_call(CUresult (*)(Theirs...), Call<Ours...> Library::*) {
-  if constexpr (sizeof...(Theirs) != sizeof...(Ours)) {
-    return false;
-  } else {
-    return (same_argument<Theirs, Ours>() && ...);
-  }
-}
-#define CHECK_CALL(member, name, ...) \
+// -- Functions
+#define CHECK_ONE(member, name, ...) \
   static_assert(same_call(&name, &Library::member), #name " takes other arguments");
+#define CHECK_CALL(member, cuda, hip, ...) CHECK_ONE(member, cuda, __VA_ARGS__)
 PG_SDMA_DRIVER_CALLS(CHECK_CALL)
+PG_SDMA_CUDA_CALLS(CHECK_ONE)
 #if CUDA_VERSION < 13000  // later headers declare the next version only
-PG_SDMA_OPTIONAL_DRIVER_CALLS(CHECK_CALL)
+PG_SDMA_OPTIONAL_CUDA_CALLS(CHECK_ONE)
 #endif
 
 // -- Structures.

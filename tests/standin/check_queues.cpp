@@ -141,11 +141,11 @@ CHECK(links_are_told_apart) {
   const auto other = engine_on(1);
   const char* set = std::getenv("STANDIN_LINK");
   const std::map<std::string, Link> links{
-      {"nvlink", Link::kNvlink}, {"pcie", Link::kPcie}, {"none", Link::kNone}};
+      {"nvlink", Link::kFabric}, {"pcie", Link::kPcie}, {"none", Link::kNone}};
   REQUIRE(engine->link_to(other->identity()) == links.at(set == nullptr ? "nvlink" : set));
   REQUIRE(engine->link_to(engine->identity()) == Link::kSameDevice);
   REQUIRE(engine->link_to("0123 1 elsewhere") == Link::kNone);
-  REQUIRE(has(refusal([&] { engine->link_to("4711"); }), "not a CUDA engine"));
+  REQUIRE(has(refusal([&] { engine->link_to("4711"); }), "not a GPU's"));
 }
 
 CHECK(groups_share_one_engine) {

@@ -1,4 +1,4 @@
-// The CUDA engine on the stand-in, one check a run:
+// The device engine on the stand-in, one check a run:
 //
 //   checks <driver> <name>     runs a check; fails by its exit status
 //   checks <driver> refusal    prints why the engine refuses device 0

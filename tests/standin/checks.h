@@ -1,4 +1,4 @@
-// Checks of the CUDA engine on the stand-in. CHECK(name) { ... } defines one.
+// Checks of the device engine on the stand-in. CHECK(name) { ... } defines one.
 #pragma once
 
 #include <map>
@@ -22,7 +22,7 @@ inline std::string driver_path;
 
 // The engine of a device, whose context is then current here, with a caller's stream on it.
 inline std::shared_ptr<pg_sdma::Engine> engine_on(int device) {
-  auto engine = pg_sdma::cuda_engine(device, driver_path, [] { return caller; });
+  auto engine = engine_by(driver_path, device);
   enter(device);
   return engine;
 }

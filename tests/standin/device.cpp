@@ -1,11 +1,13 @@
 // Initialisation, devices, contexts, failures on demand.
 #include <array>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
 #include <mutex>
 
+#include "broken.h"
 #include "state.h"
 
 namespace standin {
@@ -20,6 +22,7 @@ struct Failure {
 std::mutex mutex;
 std::map<std::string, long> calls;
 bool initialised = false;
+std::atomic<bool> hip{false};
 Settings read_settings;
 Failure failure;
 uint64_t last_id = 0;
@@ -41,10 +44,11 @@ void read_environment() {
   read.mig = number("STANDIN_MIG", read.mig) != 0;
   read.has_64bit = number("STANDIN_64BIT", read.has_64bit) != 0;
   read.block_ids = number("STANDIN_BLOCK_IDS", read.block_ids) != 0;
-  read.queues = number("STANDIN_QUEUES", read.queues);
+  read.queues = number("STANDIN_QUEUES", hip ? 4 : read.queues);
   read.depth = number("STANDIN_DEPTH", read.depth);
   read.delay_us = number("STANDIN_DELAY_US", read.delay_us);
   read_settings = read;
+  read_broken(std::getenv("STANDIN_FAULT"));
   if (const char* fail = std::getenv("STANDIN_FAIL")) {
     char name[64] = {};
     if (std::sscanf(fail, "%63[^:]:%ld:%d", name, &failure.call, &failure.code) < 2) {
@@ -59,7 +63,10 @@ bool is_device(int device) { return device >= 0 && device < settings().devices; 
 bool is_context(Context context) {
   return context >= &contexts[0] && context < &contexts[settings().devices];
 }
-Context current() { return context_depth == 0 ? nullptr : context_stack[context_depth - 1]; }
+Context current() {
+  if (context_depth > 0) return context_stack[context_depth - 1];
+  return hip ? context_of(0) : nullptr;
+}
 
 Uuid uuid_of(int device, bool instance) {
   Uuid uuid{};
@@ -85,6 +92,16 @@ int enter(const char* name, Needs needs) {
     invalidate_captures();
     return kCaptureUnsupported;
   }
+  return kSuccess;
+}
+
+void use_hip_manners() { hip = true; }
+bool hip_manners() { return hip; }
+
+int set_current_device(int device) {
+  if (!is_device(device)) return kInvalidDevice;
+  if (context_depth == 0) context_depth = 1;
+  context_stack[context_depth - 1] = context_of(device);
   return kSuccess;
 }
 
@@ -128,7 +145,7 @@ int cuDeviceGetCount(int* count) {
   return kSuccess;
 }
 
-int cuDeviceGetAttribute(int* value, DeviceAttribute attribute, int device) {
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
   if (const int code = enter(__func__, Needs::kInit)) return code;
   if (!is_device(device)) return kInvalidDevice;
   switch (attribute) {

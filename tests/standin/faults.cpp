@@ -99,7 +99,7 @@ void be_rank(const Run& run, int rank) {
   rendezvous.join();
   std::unique_ptr<Rank> self;
   const auto engine = [&] {
-    auto made = cuda_engine(rank, run.driver, [] { return caller; });
+    auto made = engine_by(run.driver, rank);
     enter(rank);
     self = std::make_unique<Rank>(rank, run.world, run.timeout);
     return made;

@@ -16,7 +16,7 @@
 #include <thread>
 #include <vector>
 
-#include "engine/cuda.h"
+#include "engine/device.h"
 #include "standin.h"
 #include "transport/rendezvous.h"
 
@@ -160,6 +160,18 @@ inline int run_ranks(
 // "The caller's current stream".
 inline Stream caller = nullptr;
 
+inline bool by_hip(const std::string& driver) { return driver.rfind("hip:", 0) == 0; }
+
+// The engine of a device. `driver`: the library's path, behind "hip:" where it is asked for HIP's
+// names.
+inline std::shared_ptr<pg_sdma::Engine> engine_by(const std::string& driver, int device,
+                                                  bool batch_copies = false) {
+  const bool hip = by_hip(driver);
+  return pg_sdma::device_engine(
+      hip ? pg_sdma::driver::Vendor::kHip : pg_sdma::driver::Vendor::kCuda, device,
+      hip ? driver.substr(4) : driver, [] { return caller; }, batch_copies);
+}
+
 // Makes the device's context current, with a caller's stream on it.
 inline void enter(int device) {
   pg_sdma::driver::Context context = nullptr;
@@ -184,12 +196,12 @@ inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
   pg_sdma::Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
   rendezvous.join();
   const auto engine = [&] {
-    auto made = pg_sdma::cuda_engine(rank, driver, [] { return caller; }, batch_copies);
+    auto made = engine_by(driver, rank, batch_copies);
     // Only now: a device whose streams share one queue is refused.
     standin_share_queues(queues);
     return made;
   };
-  const auto no_test = [](pg_sdma::Transport&) { return std::string(); };
+  const auto no_test = [](pg_sdma::DirectPull&) { return std::string(); };
   auto result = rendezvous.vote(engine, no_test, std::chrono::minutes(1));
   if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
   enter(rank);

@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   return run_ranks(2, [&](int rank) {
     auto transport = join(driver_path, folder, rank, 2, {});
     transport->set_patience(kTimeout, /*only_while_free=*/true);
-    const auto engine = cuda_engine(rank, driver_path, [] { return caller; });  // the same
+    const auto engine = engine_by(driver_path, rank);  // the same
     {
       Gate gate(*engine);
       Buffer output(2 * kShard);

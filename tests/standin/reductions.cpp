@@ -2,7 +2,7 @@
 // of every output compared with a plain sum in rank order, every input overwritten behind its
 // operation.
 //
-//   reductions <driver> <folder> <ranks> <cases> <queues> <room> <patience in us> <seed>
+//   reductions [hip:]<driver> <folder> <ranks> <cases> <queues> <room> <patience in us> <seed>
 //
 // <folder> is empty and the group's own. <queues>: hardware queues that a rank's streams share, 0
 // for one each. <room>: the most bytes of a peer's slice that land at a time. With patience some
@@ -141,8 +141,9 @@ struct Tensor {
 // What the ranks draw alike, and what each draws for itself.
 class Rank {
  public:
-  Rank(int rank, int world, size_t room, unsigned seed, DirectPull& transport)
-      : rank_(rank),
+  Rank(int rank, int world, size_t room, unsigned seed, bool chunks, DirectPull& transport)
+      : chunks_(chunks),
+        rank_(rank),
         world_(world),
         room_(room),
         common_(seed),
@@ -168,7 +169,7 @@ class Rank {
 
   Buffer& buffer(size_t bytes) {
     // Some of it in chunks that peers open one by one.
-    if (draw(own_, 4) == 0) return buffers_.emplace_back(bytes, size_t{1} << 16, rank_);
+    if (chunks_ && draw(own_, 4) == 0) return buffers_.emplace_back(bytes, size_t{1} << 16, rank_);
     return buffers_.emplace_back(bytes);
   }
 
@@ -298,6 +299,7 @@ class Rank {
     });
   }
 
+  bool chunks_;
   int rank_;
   int world_;
   size_t room_;
@@ -329,10 +331,10 @@ int main(int argc, char** argv) {
     const std::chrono::microseconds patience(std::atoi(argv[7]));
     auto transport = join(driver_path, folder, rank, world, patience, queues);
     {
-      Rank self(rank, world, room, seed, *transport);
+      Rank self(rank, world, room, seed, !by_hip(driver_path), *transport);
       self.run(cases);
       std::printf("rank %d: %d direct, %d inner, %ld launches\n", rank, self.direct(), self.inner(),
-                  standin_calls("cuLaunchKernel"));
+                  standin_calls("cuLaunchKernel"));  // HIP's function calls it
       std::fflush(stdout);
     }
     REQUIRE(soon([] { return standin_mapped() == 0; }));

@@ -1,9 +1,12 @@
-// A stand-in for CUDA's driver library: the functions that the engine uses, by their names, over
-// memory files and threads, so that the engine's own code runs where there is no GPU.
+// A stand-in for the driver libraries of CUDA and HIP: the functions that the engine uses, by both
+// vendors' names, over memory files and threads, so that the engine's own code runs where there is
+// no GPU.
 //
-// "Device memory" is memfds, which other processes map as CUDA IPC would; streams are queues that
-// threads work off in order. It is strict: what CUDA leaves undefined is an error here, or aborts.
-// ASSUMPTIONS.md says what it takes for granted of CUDA, and which GPU test checks it.
+// "Device memory" is memfds, which other processes map as IPC would; streams are queues that
+// threads work off in order. It is strict: what the vendors leave undefined is an error here, or
+// aborts. ASSUMPTIONS.md says what it takes for granted of CUDA, and which GPU test checks it; and
+// what of HIP, by its sources. After hipInit() it has HIP's manners, also where CUDA's names are
+// called.
 //
 // Environment, read when the library is initialised:
 //   STANDIN_DEVICES=4          devices
@@ -11,10 +14,12 @@
 //   STANDIN_MIG=0              1: devices are MIG instances
 //   STANDIN_64BIT=1            0: no 64-bit stream memory operations
 //   STANDIN_BLOCK_IDS=1        0: an older driver, without ids of physical memory
-//   STANDIN_QUEUES=0           hardware queues that all streams share; 0: one for each stream
+//   STANDIN_QUEUES=0           hardware queues that all streams share; 0: one for each stream (HIP:
+//                              4)
 //   STANDIN_DEPTH=1020         entries of a stream before enqueuing blocks
 //   STANDIN_DELAY_US=0         each operation starts up to so much later, at random
 //   STANDIN_FAIL=name:n[:code] the n-th call of a function gives this result (999)
+//   STANDIN_FAULT=kind[:bytes[:bytes]]   a broken driver (broken.h), for copies of that many bytes
 #pragma once
 
 #include <cstddef>
@@ -26,9 +31,15 @@ extern "C" {
 // The engine's functions.
 namespace pg_sdma::driver {
 #define STANDIN_DECLARE(member, name, ...) int name(__VA_ARGS__);
-PG_SDMA_DRIVER_CALLS(STANDIN_DECLARE)
-PG_SDMA_OPTIONAL_DRIVER_CALLS(STANDIN_DECLARE)
+#define STANDIN_DECLARE_BOTH(member, cuda, hip, ...) \
+  int cuda(__VA_ARGS__);                             \
+  int hip(__VA_ARGS__);
+PG_SDMA_DRIVER_CALLS(STANDIN_DECLARE_BOTH)
+PG_SDMA_CUDA_CALLS(STANDIN_DECLARE)
+PG_SDMA_OPTIONAL_CUDA_CALLS(STANDIN_DECLARE)
+PG_SDMA_HIP_CALLS(STANDIN_DECLARE)
 #undef STANDIN_DECLARE
+#undef STANDIN_DECLARE_BOTH
 }  // namespace pg_sdma::driver
 
 // What the tests need besides.

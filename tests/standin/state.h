@@ -18,6 +18,7 @@ enum Code : int {
   kInvalidContext = 201,
   kMapFailed = 205,
   kHandleInvalid = 400,
+  kNotFound = 500,
   kAlreadyRegistered = 712,
   kNotRegistered = 713,
   kNotPermitted = 800,
@@ -41,8 +42,14 @@ const Settings& settings();
 enum class Needs { kNothing, kInit, kContext, kContextAndNoCapture };
 int enter(const char* name, Needs needs);
 
+// From hipInit() on: waits compare unsigned, and a thread without a context is on device 0.
+void use_hip_manners();
+bool hip_manners();
+
 int current_device();  // of the calling thread's context
-uint64_t next_id();    // never 0, never given twice in this process
+int set_current_device(int device);
+bool reaches(int device, int peer);  // HIP: access was enabled
+uint64_t next_id();                  // never 0, never given twice in this process
 
 // Whether [address, address + bytes) is device memory that this process may copy from and to.
 bool accessible(Address address, size_t bytes);
@@ -52,6 +59,9 @@ bool registered(Address address);
 bool in_use(Address address, size_t bytes);
 // Waits until every stream of this process has run empty.
 void drain();
+
+// Waits and writes, in order.
+int enqueue_memory_operations(Stream stream, unsigned count, const MemoryOperation* operations);
 
 bool capturing_globally();
 void invalidate_captures();

@@ -2,10 +2,11 @@
 // output checked: first a table of sizes, forms and kinds of memory, then random ones, with buffers
 // freed and allocated again in between.
 //
-//   stress <driver> <folder> <ranks> <batches> <queues> <patience in us> <batch> <seed>
+//   stress [hip:]<driver> <folder> <ranks> <batches> <queues> <patience in us> <batch> <seed>
 //
 // <folder> is empty and the group's own. <batches>: of random gathers. <queues>: hardware queues
-// that a rank's streams share, 0 for one each. <batch>: 1 to enqueue adjoining copies together.
+// that a rank's streams share, 0 for one each. With HIP's names there are no chunks, which it does
+// not share. <batch>: 1 to enqueue adjoining copies together.
 // With patience some operations go to the inner, which this test leaves out.
 #include <algorithm>
 #include <cstring>
@@ -43,13 +44,19 @@ struct Tensor {
 // What the ranks must draw alike, and what each draws for itself.
 class Rank {
  public:
-  Rank(int rank, int world, unsigned seed, DirectPull& transport)
-      : rank_(rank), world_(world), common_(seed), own_(seed * 97 + rank), transport_(transport) {}
+  Rank(int rank, int world, unsigned seed, bool chunks, DirectPull& transport)
+      : rank_(rank),
+        world_(world),
+        chunks_(chunks),
+        common_(seed),
+        own_(seed * 97 + rank),
+        transport_(transport) {}
 
   // One by one and coalesced, in place and not, from the first byte of an allocation and from odd
   // ones, in whole allocations and in chunks; sizes around what a chunk holds.
   void table() {
     for (const bool chunks : {false, true}) {
+      if (chunks && !chunks_) break;
       for (auto& buffer : inputs_) buffer = allocate(kMostBytes, chunks);
       for (auto& buffer : outputs_) buffer = allocate(kMostBytes * world_, false);
       for (const size_t shard :
@@ -84,7 +91,7 @@ class Rank {
     for (auto& buffer : inputs_) {
       if (buffer && draw(own_, 3) != 0) continue;
       buffer.reset();
-      buffer = allocate(kMostBytes, draw(own_, 2) != 0);
+      buffer = allocate(kMostBytes, chunks_ && draw(own_, 2) != 0);
     }
     for (auto& buffer : outputs_) {
       if (buffer && draw(own_, 3) != 0) continue;
@@ -189,6 +196,7 @@ class Rank {
   static constexpr size_t kTensors = 3;
   int rank_;
   int world_;
+  bool chunks_;
   std::minstd_rand common_;
   std::minstd_rand own_;
   DirectPull& transport_;
@@ -215,7 +223,7 @@ int main(int argc, char** argv) {
     auto transport =
         join(driver_path, folder, rank, world, patience, queues, std::atoi(argv[7]) != 0);
     {
-      Rank self(rank, world, seed, *transport);
+      Rank self(rank, world, seed, !by_hip(driver_path), *transport);
       self.table();
       for (int i = 0; i < batches; ++i) self.batch();
       std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batches\n", rank,

@@ -1,7 +1,7 @@
-"""The CUDA engine's own code, on the stand-in for CUDA's driver: no GPU, no torch.
+"""The device engine's own code, on the stand-in for the drivers of CUDA and HIP: no GPU, no torch.
 
 tests/standin holds the stand-in and the programs run here; ASSUMPTIONS.md there says what it takes
-for granted of CUDA.
+for granted of CUDA, and of HIP.
 """
 
 from __future__ import annotations
@@ -20,11 +20,16 @@ ROOT = Path(__file__).parents[2]
 STANDIN = ROOT / "tests" / "standin"
 OUT = ROOT / "out" / (f"standin-{SANITIZE}" if SANITIZE else "standin")
 LIBRARY = OUT / "libpgsdma_standin.so"
+CUDA, HIP = str(LIBRARY), f"hip:{LIBRARY}"  # the same library, by whose names it is called
 CHECKS = [
     name
     for source in sorted(STANDIN.glob("check_*.cpp"))
     for name in re.findall(r"^CHECK\((\w+)\)", source.read_text(), re.MULTILINE)
+    if not name.startswith("an_import_that")
 ]
+CUDA_CHECKS = [name for name in CHECKS if not name.startswith("hip_")]
+# HIP has no contexts, and none of the chunks of expandable segments is shared.
+HIP_CHECKS = [name for name in CHECKS if not re.search("chunk|descriptors|context", name)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,23 +49,29 @@ def run(
     )
 
 
-def check(name: str, **env: str) -> None:
-    done = run([OUT / "checks", LIBRARY, name], **env)
+def check(name: str, driver: str = CUDA, **env: str) -> None:
+    done = run([OUT / "checks", driver, name], **env)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("name", [name for name in CHECKS if not name.startswith("an_import_that")])
+@pytest.mark.parametrize("name", CUDA_CHECKS)
 def test_check(name: str) -> None:
     check(name)
+
+
+@pytest.mark.parametrize("name", HIP_CHECKS)
+def test_check_by_hip(name: str) -> None:
+    check(name, HIP)
 
 
 def test_replaced_chunks_on_a_driver_without_block_ids() -> None:
     check("a_replaced_chunk_is_another_export", STANDIN_BLOCK_IDS="0")
 
 
+@pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
 @pytest.mark.parametrize("link", ["nvlink", "pcie", "none"])
-def test_links(link: str) -> None:
-    check("links_are_told_apart", STANDIN_LINK=link)
+def test_links(link: str, driver: str) -> None:
+    check("links_are_told_apart", driver, STANDIN_LINK=link)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +102,29 @@ def test_devices_that_cannot_take_part_say_why(env: dict[str, str], reason: str)
 
 
 @pytest.mark.parametrize(
+    ("env", "reason"),
+    [
+        ({"STANDIN_64BIT": "0"}, "no stream memory operations"),
+        ({"STANDIN_QUEUES": "1"}, "holds up the others"),
+        ({"GPU_STREAMOPS_CP_WAIT": "1"}, "GPU_STREAMOPS_CP_WAIT is set"),
+        (
+            {"STANDIN_FAIL": "hipDeviceEnablePeerAccess:2:1"},
+            "hipDeviceEnablePeerAccess: .*result 1",
+        ),
+        ({"STANDIN_FAULT": "early"}, "do not wait for counters"),
+    ],
+)
+def test_hip_devices_that_cannot_take_part_say_why(env: dict[str, str], reason: str) -> None:
+    assert re.search(reason, run([OUT / "checks", HIP, "refusal"], **env).stdout)
+
+
+@pytest.mark.parametrize(
     ("library", "reason"),
-    [("libc.so.6", "has no cuInit: it is too old"), ("none.so", "cannot be opened: none.so")],
+    [
+        ("hip:libc.so.6", "has no hipInit: it is too old"),
+        ("libc.so.6", "has no cuInit: it is too old"),
+        ("none.so", "cannot be opened: none.so"),
+    ],
 )
 def test_drivers_that_cannot_be_used_say_why(library: str, reason: str) -> None:
     assert reason in run([OUT / "checks", library, "refusal"]).stdout
@@ -107,6 +139,80 @@ def test_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
     """
     output = stress(tmp_path, ranks=ranks, queues=queues, seed=ranks + queues, batches=84)
     assert set(re.findall(r"\d+ inner", output)) == {"0 inner"}, output
+
+
+@pytest.mark.parametrize("queues", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_gathers_by_hip(ranks: int, queues: int, tmp_path: Path) -> None:
+    """2016 random gathers in all, beside the table: with HIP's few queues, and a stream a peer."""
+    output = stress(tmp_path, HIP, ranks=ranks, queues=queues, seed=ranks + queues, batches=28)
+    assert set(re.findall(r"\d+ inner", output)) == {"0 inner"}, output
+
+
+def test_random_gathers_by_hip_of_late_ranks(tmp_path: Path) -> None:
+    delay = {"STANDIN_DELAY_US": "100"}
+    output = stress(tmp_path, HIP, ranks=3, queues=2, patience_us=5000, seed=5, **delay)
+    assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_two_groups_in_one_hardware_queue_do_not_wait_for_one_another(
+    ranks: int, tmp_path: Path
+) -> None:
+    """Without enqueue_alone() this hangs: two ranks enqueue two operations in different orders."""
+    done = run([OUT / "two_groups", HIP, tmp_path, str(ranks), "100", str(ranks)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    direct = [int(n) for n in re.findall(r"(\d+) direct", done.stdout)]
+    assert len(direct) == ranks and len(set(direct)) == 1 and direct[0] > 0, done.stdout
+
+
+@pytest.mark.parametrize(("ranks", "queues", "room"), [(2, 1, 4096), (3, 4, 1024)])
+def test_reduce_scatters_by_hip(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
+    """The launches' half, though no kernel is handed to HIP yet (docs/amd.md)."""
+    output = reduce(
+        tmp_path, HIP, ranks=ranks, queues=queues, room=room, seed=ranks + queues, cases=20
+    )
+    assert set(re.findall(r"\d+ direct, \d+ inner", output)) == {"20 direct, 0 inner"}, output
+
+
+@pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
+def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
+    assert vote(tmp_path, driver, ranks=3) == {"direct"}
+
+
+FAULTS = {
+    "silent": "read nothing from rank",
+    "silent:16384:16384": "read nothing from rank . at shards of 16384 bytes",
+    "silent:1048577": "read nothing from rank . at shards of 1048577 bytes",
+    "late": "read nothing from rank",
+    "local": "the self-test read .* from rank",
+    "stuck": "have not ended after",
+    "early": "streams do not wait for counters",
+    "early:2": "a wait in the stream of rank . ended early",
+}
+
+
+@pytest.mark.parametrize("victim", [2, -1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_hip_sends_the_group_to_the_inner(fault: str, victim: int, tmp_path: Path) -> None:
+    """On one rank, or on all: every rank has the same reason, and ends."""
+    [found] = vote(tmp_path, HIP, ranks=3, victim=victim, STANDIN_FAULT=fault)
+    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
+
+
+# CUDA's sizes have no switches of path between them, and its waits are not held back.
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if ":" not in fault])
+def test_a_broken_cuda_sends_the_group_to_the_inner(fault: str, tmp_path: Path) -> None:
+    [found] = vote(tmp_path, CUDA, ranks=3, victim=1, STANDIN_FAULT=fault)
+    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
+
+
+@pytest.mark.parametrize(
+    "call", ["hipIpcGetMemHandle:1", "hipIpcOpenMemHandle:1", "hipIpcOpenMemHandle:4"]
+)
+def test_an_import_that_fails_on_one_rank_sends_all_to_the_inner(call: str, tmp_path: Path) -> None:
+    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
+    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
 
 
 REDUCTIONS = [(2, 0, 1024), (2, 1, 4096), (3, 0, 4096), (3, 1, 1024), (4, 0, 1 << 16), (4, 2, 1024)]
@@ -159,9 +265,9 @@ def test_a_late_rank_is_waited_for_while_that_costs_nothing(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_is_killed_ends_the_others(ranks: int, tmp_path: Path) -> None:
-    lose(tmp_path, ranks=ranks, fate="killed", seed=ranks)
+@pytest.mark.parametrize(("ranks", "driver"), [(2, CUDA), (4, CUDA), (3, HIP)])
+def test_a_rank_that_is_killed_ends_the_others(ranks: int, driver: str, tmp_path: Path) -> None:
+    lose(tmp_path, driver, ranks=ranks, fate="killed", seed=ranks)
 
 
 def test_a_killed_rank_is_named(tmp_path: Path) -> None:
@@ -204,15 +310,27 @@ def test_200_killed_ranks(tmp_path: Path) -> None:
     assert aborted > 0
 
 
-def lose(folder: Path, *, ranks: int, fate: str, seed: int, **env: str) -> str:
+def vote(folder: Path, driver: str, *, ranks: int, victim: int = -1, **env: str) -> set[str]:
+    """What the ranks of a group say of its route; `env` is that of rank `victim`, or of all."""
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    patience_ms = "1500" if env.get("STANDIN_FAULT") == "stuck" else "60000"
+    done = run([OUT / "vote", driver, folder, str(ranks), str(victim), patience_ms, *pairs])
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"^rank \d: (.*)$", done.stdout, re.MULTILINE)
+    assert len(said) == ranks, done.stdout
+    return set(said)
+
+
+def lose(folder: Path, driver: str = CUDA, *, ranks: int, fate: str, seed: int, **env: str) -> str:
     """What the ranks print that lose one; the program fails where one hangs or gathers wrongly."""
-    done = run([OUT / "faults", LIBRARY, folder, str(ranks), fate, "1000", str(seed)], **env)
+    done = run([OUT / "faults", driver, folder, str(ranks), fate, "1000", str(seed)], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
 def stress(
     folder: Path,
+    driver: str = CUDA,
     *,
     ranks: int,
     queues: int,
@@ -223,13 +341,14 @@ def stress(
     **env: str,
 ) -> str:
     numbers = [str(n) for n in (ranks, batches, queues, patience_us, int(batch), seed)]
-    done = run([OUT / "stress", LIBRARY, folder, *numbers], **env)
+    done = run([OUT / "stress", driver, folder, *numbers], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def reduce(
     folder: Path,
+    driver: str = CUDA,
     *,
     ranks: int,
     queues: int,
@@ -240,7 +359,7 @@ def reduce(
     **env: str,
 ) -> str:
     numbers = [str(n) for n in (ranks, cases, queues, room, patience_us, seed)]
-    done = run([OUT / "reductions", LIBRARY, folder, *numbers], **env)
+    done = run([OUT / "reductions", driver, folder, *numbers], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,10 +1,9 @@
-#include "engine/cuda.h"
+#include "engine/device.h"
 
 #include <sys/random.h>
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -13,6 +12,7 @@
 #include "engine/descriptor_server.h"
 #include "engine/driver.h"
 #include "engine/driver_device.h"
+#include "engine/driver_manners.h"
 #include "engine/exports.h"
 #include "engine/imports.h"
 #include "engine/probe.h"
@@ -61,7 +61,7 @@ struct Identity {
     Identity identity;
     std::istringstream words(text);
     if (!(words >> identity.uuid >> identity.owner.process >> identity.owner.socket)) {
-      throw CannotShare("a peer's engine is not a CUDA engine: " + text);
+      throw CannotShare("a peer's engine is not a GPU's: " + text);
     }
     return identity;
   }
@@ -72,9 +72,9 @@ struct Identity {
 constexpr uint64_t kLeastBytes = uint64_t{16} << 20;
 constexpr uint64_t kLeastSumBytes = uint64_t{64} << 20;
 
-class CudaEngine final : public Engine {
+class DeviceEngine final : public Engine {
  public:
-  explicit CudaEngine(std::shared_ptr<const DriverDevice> device)
+  explicit DeviceEngine(std::shared_ptr<const DriverDevice> device)
       : device_(std::move(device)),
         exports_(*device_->library, device_->ordinal),
         imports_(*device_->library, device_->ordinal) {
@@ -82,11 +82,17 @@ class CudaEngine final : public Engine {
     identity_.owner = {getpid(), new_socket_name()};
   }
 
-  std::string name() const override { return "cuda"; }
+  std::string name() const override {
+    return device_->library->vendor == driver::Vendor::kHip ? "hip" : "cuda";
+  }
   bool stream_ordered() const override { return true; }
   uint64_t least_bytes() const override { return kLeastBytes; }
   uint64_t least_sum_bytes() const override { return kLeastSumBytes; }
   bool opens_exports() const override { return true; }
+  bool shares_hardware_queues() const override {
+    return driver::shares_hardware_queues(device_->library->vendor);
+  }
+  Doubts doubts() const override { return driver::doubts(device_->library->vendor); }
   std::string identity() const override { return identity_.text(); }
 
   Place publish(const void* data, size_t bytes) override {
@@ -124,9 +130,11 @@ class CudaEngine final : public Engine {
     int count = 0;
     library.must(library.device_count, &count);
     for (int peer = 0; peer < count; ++peer) {
-      if (hex(uuid_of(library, peer)) == uuid) return link_between(device_->ordinal, peer);
+      if (hex(uuid_of(library, peer)) == uuid) {
+        return driver::link_between(library, device_->ordinal, peer);
+      }
     }
-    return Link::kNone;  // CUDA_VISIBLE_DEVICES hides it, and then it cannot be opened either
+    return Link::kNone;  // the visible devices leave it out, and then it cannot be opened either
   }
 
   bool capturing() const override {
@@ -153,17 +161,6 @@ class CudaEngine final : public Engine {
         });
   }
 
-  Link link_between(int device, int peer) const {
-    const driver::Library& library = *device_->library;
-    int possible = 0;
-    library.must(library.can_access_peer, &possible, device, peer);
-    if (possible == 0) return Link::kNone;
-    // Atomics across the link are what NVLink has and PCIe has not.
-    int atomics = 0;
-    library.must(library.peer_attribute, &atomics, driver::kNativeAtomics, device, peer);
-    return atomics != 0 ? Link::kNvlink : Link::kPcie;
-  }
-
   std::shared_ptr<const DriverDevice> device_;
   Identity identity_;
   Exports exports_;
@@ -172,58 +169,40 @@ class CudaEngine final : public Engine {
   std::unique_ptr<DescriptorServer> server_;  // last, so that its thread ends first
 };
 
-// Throws CannotShare when the device lacks what the engine needs.
-void check_device(const driver::Library& library, int ordinal) {
-  const auto has = [&](driver::DeviceAttribute attribute) {
-    int value = 0;
-    library.must(library.device_attribute, &value, attribute, ordinal);
-    return value != 0;
-  };
-  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
-  if (connections != nullptr && std::atoi(connections) == 1) {
-    throw CannotShare("CUDA_DEVICE_MAX_CONNECTIONS=1, with which one waiting stream holds all");
-  }
-  if (!has(driver::kUnifiedAddressing) || !has(driver::k64BitStreamMemoryOperations)) {
-    throw CannotShare("the device has no 64-bit stream memory operations");
-  }
-  driver::Uuid whole{};
-  library.must(library.whole_device_uuid, &whole, ordinal);
-  if (whole != uuid_of(library, ordinal)) {
-    throw CannotShare("the device is a MIG instance, which peers cannot read");
-  }
-}
-
-std::shared_ptr<DriverDevice> open_device(int ordinal, const std::string& library,
+std::shared_ptr<DriverDevice> open_device(driver::Vendor vendor, int ordinal,
+                                          const std::string& library,
                                           std::function<void*()> current_stream) {
   auto device = std::make_shared<DriverDevice>();
-  device->library = driver::Library::open(library);
+  device->library = driver::Library::open(vendor, library);
   device->ordinal = ordinal;
   device->current_stream = std::move(current_stream);
-  check_device(*device->library, ordinal);
-  // Never released: torch keeps the primary context to the end of the process as well.
-  device->library->must(device->library->retain_primary_context, &device->context, ordinal);
+  device->copy_streams = driver::copy_streams(vendor);
+  driver::check_device(*device->library, ordinal);
+  driver::open_device(*device);
   return device;
 }
 
 }  // namespace
 
-std::shared_ptr<Engine> cuda_engine(int ordinal, const std::string& library,
-                                    std::function<void*()> current_stream, bool batch_copies) {
+std::shared_ptr<Engine> device_engine(driver::Vendor vendor, int ordinal,
+                                      const std::string& library,
+                                      std::function<void*()> current_stream, bool batch_copies) {
   static std::mutex mutex;
   static std::map<std::pair<int, std::string>, std::weak_ptr<Engine>> engines;
   std::lock_guard<std::mutex> lock(mutex);
   auto& known = engines[{ordinal, library}];
   if (std::shared_ptr<Engine> engine = known.lock()) return engine;
   try {
-    const auto device = open_device(ordinal, library, std::move(current_stream));
+    const auto device = open_device(vendor, ordinal, library, std::move(current_stream));
     device->batches_copies = batch_copies;
     const auto current = device->enter();
     probe_streams(*device);
-    auto engine = std::make_shared<CudaEngine>(device);
+    auto engine = std::make_shared<DeviceEngine>(device);
     known = engine;
     return engine;
   } catch (const std::runtime_error& error) {
-    throw CannotShare("CUDA device " + std::to_string(ordinal) + ": " + error.what());
+    throw CannotShare(std::string(driver::vendor_name(vendor)) + " device " +
+                      std::to_string(ordinal) + ": " + error.what());
   }
 }
 
