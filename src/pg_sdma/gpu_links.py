@@ -41,7 +41,7 @@ def _copy_engines(driver: ctypes.CDLL, device: int) -> int | None:
 
 
 def _link(driver: ctypes.CDLL, device: int, peer: int) -> str:
-    """As csrc/engine/cuda.cpp tells links apart."""
+    """As csrc/engine/driver_manners.cpp tells links apart."""
     value = ctypes.c_int()
     reaches = driver.cuDeviceCanAccessPeer(ctypes.byref(value), device, peer)
     _must(reaches, "cuDeviceCanAccessPeer")
