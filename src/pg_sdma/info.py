@@ -19,10 +19,14 @@ from pg_sdma.settings import DEFAULT_BOUNDS, Settings, read_settings, variables
 
 DRIVERS = {"libcuda.so.1": "cuDriverGetVersion", "libamdhip64.so": "hipDriverGetVersion"}
 YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
-# What torch and the CUDA driver read, and the direct route depends on.
+# What torch, the CUDA driver and ROCm read, and the direct route depends on.
 RELATED_VARIABLES = (
     "CUDA_VISIBLE_DEVICES",
     "CUDA_DEVICE_MAX_CONNECTIONS",
+    "GPU_MAX_HW_QUEUES",
+    "GPU_STREAMOPS_CP_WAIT",
+    "HSA_ENABLE_SDMA",
+    "ROC_P2P_SDMA_SIZE",
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
