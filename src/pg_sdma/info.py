@@ -130,13 +130,13 @@ def _auto(settings: Settings, test: probe.Outcome) -> str:
     """What carries the direct route here."""
     if test.transport == "mori":
         return "mori, by the copy engines of AMD GPUs"
+    if test.transport == "slots":
+        return (
+            f"slots of {_slot_bytes(settings, test.ranks)} bytes in shared memory, and pulls "
+            "(process_vm_readv) where those are faster"
+        )
     if test.device == "cuda":
         return "each rank's copy engine pulls from its peers' memory"
-    if slots := _slot_bytes(settings, test.ranks):
-        return (
-            f"slots of {slots} bytes in shared memory, and pulls (process_vm_readv) where those "
-            "are faster"
-        )
     return "each rank pulls from its peers' memory (process_vm_readv)"
 
 
@@ -151,15 +151,17 @@ def _why_not_faster(settings: Settings, test: probe.Outcome) -> list[str]:
     reasons = []
     if test.route != "direct":
         reasons.append(f"not all calls went direct: {test.route}")
-    if test.device == "cpu" and not _slot_bytes(settings, test.ranks):
+    if test.transport == "mori" and settings.transport == "mori":
+        reasons.append("no pulls: PG_SDMA_TRANSPORT=mori")
+    elif test.transport == "mori":
+        reasons.append("no pulls: the vote refused them (docs/mori.md)")
+    if test.device == "cpu" and test.transport == "pull":
         reasons.append(f"no slots of shared memory: {_why_no_slots(settings, test.ranks)}")
     return reasons
 
 
 def _slot_bytes(settings: Settings, ranks: int) -> int:
-    """Bytes of a slot of the CPU tensors' shared memory; 0 where there is none."""
-    if settings.transport == "pull" or ranks > len(os.sched_getaffinity(0)):
-        return 0
+    """Bytes of a slot of the CPU tensors' shared memory; 0 where so many ranks have none."""
     return _extension.load()._slot_bytes(ranks, settings.ring)
 
 

@@ -37,6 +37,7 @@ def test_a_machine_on_which_the_direct_route_works(tmp_path: Path) -> None:
     assert route["bounds"]["bytes"] == {"all_gather": 4096, "coalesced": 0}
     assert route["bounds"]["from"] == f"{path}, measured today"
     enough_cores = len(os.sched_getaffinity(0)) >= 2
+    assert test["transport"] == ("slots" if enough_cores else "pull")
     assert route["auto"].startswith("slots of " if enough_cores else "each rank pulls")
     assert bool(route["why_not_faster"]) != enough_cores
 

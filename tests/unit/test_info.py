@@ -57,14 +57,16 @@ def test_bounds_without_a_tuning_file(
 
 
 def outcome(device: str, ranks: int, **facts: object) -> Outcome:
-    return Outcome(device, ranks, **({"route": "direct", "works": True} | facts))  # type: ignore[arg-type]
+    return Outcome(
+        device, ranks, **({"route": "direct", "works": True, "transport": "pull"} | facts)
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("environ", "test", "cores", "auto", "why"),
     [
-        ({}, outcome("cpu", 2), 2, "slots of ", []),
-        ({}, outcome("cpu", 6), 8, "slots of ", []),
+        ({}, outcome("cpu", 2, transport="slots"), 2, "slots of 60928 bytes", []),
+        ({}, outcome("cpu", 6, transport="slots"), 8, "slots of ", []),
         (
             {},
             outcome("cpu", 4),
@@ -87,6 +89,20 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
             ["no slots of shared memory: PG_SDMA_TRANSPORT=pull"],
         ),
         ({}, outcome("cuda", 2), 2, "each rank's copy engine", []),
+        (
+            {},
+            outcome("cuda", 8, transport="mori"),
+            2,
+            "mori, by the copy engines of AMD GPUs",
+            ["no pulls: the vote refused them (docs/mori.md)"],
+        ),
+        (
+            {"PG_SDMA_TRANSPORT": "mori"},
+            outcome("cuda", 8, transport="mori"),
+            2,
+            "mori, by the copy engines of AMD GPUs",
+            ["no pulls: PG_SDMA_TRANSPORT=mori"],
+        ),
         (
             {},
             outcome("cuda", 2, route="98% direct, 2% inner: late"),
