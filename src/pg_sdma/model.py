@@ -117,7 +117,8 @@ MACHINES = {
         8,
         "mi300x_link",
         mesh=True,
-        remark="one link a peer: the time with all copies on one queue, and with a queue a peer",
+        remark="one link a peer, so it counts on how many hardware queues the copies are spread: 4 "
+        "are ROCm's default, docs/amd.md; the host's part is CUDA's",
     ),
     "nvl72": Machine(
         "NVL72",
@@ -258,13 +259,13 @@ class Row:
 
 
 def rows_of(model: Model, names: Sequence[str], sizes: Sequence[int]) -> list[Row]:
-    """Every size on every machine, on a mesh with one queue and with one a peer."""
+    """Every size on every machine; on a mesh with one queue, with ROCm's four, with one a peer."""
     rows = []
     for name in names:
         machine = MACHINES[name]
         ways = {"": 1}
         if machine.mesh:
-            ways = {"one queue": 1, "a queue a peer": machine.ranks - 1}
+            ways = {"one queue": 1, "4 queues": 4, "a queue a peer": machine.ranks - 1}
         for way, queues in ways.items():
             for size in sizes:
                 host = model.host(machine.ranks)

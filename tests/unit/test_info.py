@@ -22,7 +22,7 @@ OFF = {"PG_SDMA_TUNING": "off"}
 
 
 def test_the_default_bounds_are_the_engine_s() -> None:
-    source = (ROOT / "csrc" / "engine" / "cuda.cpp").read_text()
+    source = (ROOT / "csrc" / "engine" / "device.cpp").read_text()
     found = dict(re.findall(r"constexpr uint64_t (k\w+) = uint64_t\{(\d+)\} << 20;", source))
     least, least_sum = (int(found[name]) << 20 for name in ("kLeastBytes", "kLeastSumBytes"))
     assert DEFAULT_BOUNDS["cuda"] == {
