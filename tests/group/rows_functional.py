@@ -97,7 +97,7 @@ def differentiable_call(call):
     elif call == "reduce_scatter":
         y = differentiable.reduce_scatter(torch.zeros(3, device=DEVICE), xs)
     else:
-        y = torch.stack(differentiable.all_to_all([torch.zeros(3, device=DEVICE)] * n, xs))
+        y = torch.stack(differentiable.all_to_all([torch.zeros(3, device=DEVICE) for _ in xs], xs))
     (y * random(*y.shape)).sum().backward()
     return y, [x.grad for x in xs]
 
