@@ -17,12 +17,15 @@ where one of the three after them is another now.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import functools
 import json
 import logging
 import os
+import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -142,7 +145,10 @@ def look_up(settings: Settings, device: str, ranks: int) -> Found:
         return Found(path, None, str(error), ignored=True)
     # The device's name last: asking for it initialises CUDA.
     of_here = [e for e in entries if (e.host, e.device, e.ranks) == (machine.host(), device, ranks)]
-    here = entry_here(settings, device, ranks, {}) if of_here else None
+    try:
+        here = entry_here(settings, device, ranks, {}) if of_here else None
+    except (RuntimeError, AssertionError) as error:  # torch's CUDA, in a forked process for one
+        return Found(path, None, f"what {device} is here cannot be told ({error})", ignored=True)
     entry = next((e for e in of_here if here and e.of_same_groups(here)), None)
     if here is None or entry is None:
         what = f"{ranks} ranks on {device} of {machine.host()}"
@@ -191,6 +197,8 @@ def _warn(path: str, why: str) -> None:
 def read(path: Path) -> list[Entry]:
     """The entries of `path`. Raises FileNotFoundError, and TuningError where it is not usable."""
     try:
+        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would be waited for
+            raise TuningError("it cannot be read (it is no regular file)")
         text = path.read_text()
     except FileNotFoundError:
         raise
@@ -198,7 +206,7 @@ def read(path: Path) -> list[Entry]:
         raise TuningError(f"it cannot be read ({error})") from None
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TuningError(f"it is no JSON ({error})") from None
     if not isinstance(content, dict) or "version" not in content:
         raise TuningError("it has no version")
@@ -214,23 +222,47 @@ def write(path: Path, entry: Entry) -> None:
     """Adds `entry` to the file, in place of an older one for the same groups.
 
     What is there and cannot be used is replaced. Other processes see the old file or the new one,
-    nothing between. Raises OSError.
+    nothing between, and of several that write at the same time every entry is kept, where the file
+    system has locks. Who may read the file stays as it was. Raises OSError.
     """
-    try:
-        kept = [old for old in read(path) if not old.of_same_groups(entry)]
-    except (FileNotFoundError, TuningError):
-        kept = []
-    content = {"version": VERSION, "entries": [asdict(e) for e in (*kept, entry)]}
+    path = path.resolve()  # a link stays one
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+    with _alone(path):
+        try:
+            kept = [old for old in read(path) if not old.of_same_groups(entry)]
+        except (FileNotFoundError, TuningError):
+            kept = []
+        content = {"version": VERSION, "entries": [asdict(e) for e in (*kept, entry)]}
+        descriptor, partial = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                os.fchmod(file.fileno(), _mode(path))
+                json.dump(content, file, indent=1)
+                file.write("\n")
+            os.replace(partial, path)
+        except BaseException:
+            os.unlink(partial)
+            raise
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Keeps other writers of `path` out, by a lock on a file beside it, which stays."""
+    with open(path.with_name(f".{path.name}.lock"), "a") as lock:
+        # Network file systems may have none: then the last writer wins.
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _mode(path: Path) -> int:
+    """The permissions of `path`, or those that a new file gets."""
     try:
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file, indent=1)
-            file.write("\n")
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
+        return stat.S_IMODE(path.stat().st_mode)
+    except FileNotFoundError:
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return 0o666 & ~mask
 
 
 def bound(sizes: Sequence[tuple[int, bool]]) -> int | str:

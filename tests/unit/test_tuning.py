@@ -5,12 +5,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
+import stat
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pg_sdma import machine, tuning
+from pg_sdma import _C, machine, tuning
 from pg_sdma.bench import tune
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.table import Row
@@ -90,7 +94,36 @@ def test_an_entry_replaces_that_of_the_same_groups_alone(path: Path) -> None:
     newer = entry({"all_gather": tuning.NEVER})
     tuning.write(path, newer)
     assert tuning.read(path) == [entry(ranks=4), newer]
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    assert {file.name for file in path.parent.iterdir()} == {path.name, f".{path.name}.lock"}
+
+
+def test_writers_at_the_same_time_lose_no_entry(path: Path) -> None:
+    start = threading.Barrier(4)
+
+    def write(number: int) -> None:
+        start.wait()
+        for i in range(10):
+            tuning.write(path, entry(ranks=2 + 10 * number + i))
+
+    # A lock on a file is its opener's: threads stand for processes.
+    with ThreadPoolExecutor(4) as writers:
+        list(writers.map(write, range(4)))
+    assert sorted(found.ranks for found in tuning.read(path)) == list(range(2, 42))
+
+
+def test_who_may_read_the_file_stays_and_a_link_stays_one(path: Path, tmp_path: Path) -> None:
+    mask = os.umask(0o022)
+    try:
+        tuning.write(path, entry())
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644  # other users' groups read it
+    path.chmod(0o640)
+    link = tmp_path / "link.json"
+    link.symlink_to(path)
+    tuning.write(link, entry(ranks=4))
+    assert link.is_symlink() and len(tuning.read(path)) == 2
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize("name", ["torch", "driver", "pg_sdma"])
@@ -118,6 +151,7 @@ def broken(**changes: Any) -> str:
     [
         ("", "it is no JSON"),
         ('{"version": 1, "entr', "it is no JSON"),
+        ("[" * 200_000, "it is no JSON"),  # deeper than Python recurses
         ("[]", "it has no version"),
         ('{"entries": []}', "it has no version"),
         ('{"version": 2, "entries": []}', "it has version 2, this pg_sdma reads 1"),
@@ -160,6 +194,28 @@ def test_a_file_that_cannot_be_read_is_ignored(
         assert tuning.bounds_for(settings_with(path), ["cpu"], 2) == {}
     (record,) = caplog.records
     assert "it cannot be read" in record.message
+
+
+def test_a_pipe_is_not_waited_for(path: Path) -> None:
+    path.parent.mkdir()
+    os.mkfifo(path)
+    found = tuning.look_up(settings_with(path), "cpu", 2)
+    assert found.ignored and found.why_none == "it cannot be read (it is no regular file)"
+
+
+def test_a_gpu_that_torch_cannot_name_is_no_reason_to_fail(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def raises() -> str:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", raises)
+    tuning.write(path, dataclasses.replace(entry(), device="cuda"))
+    with caplog.at_level(logging.WARNING, logger="pg_sdma"):
+        assert tuning.bounds_for(settings_with(path), ["cuda"], 2) == {}
+    (record,) = caplog.records
+    assert "what cuda is here cannot be told (Cannot re-initialize CUDA" in record.message
 
 
 def test_a_missing_file_is_warned_about_only_where_it_was_named(
@@ -271,10 +327,46 @@ def test_a_size_is_good_where_both_places_are_and_the_calls_went_direct() -> Non
 
 
 @pytest.mark.parametrize(
+    ("bounds", "coalesced"),
+    [
+        ({"all_gather": 0, "coalesced": 0}, "of any size go direct"),
+        (
+            {"all_gather": 0, "coalesced": 64},
+            "go direct from 64 bytes in the mean of the outputs on",
+        ),
+        (
+            {"all_gather": 4096, "coalesced": 64},
+            "go direct from 64 bytes in the mean of the outputs and 4096 in all on",
+        ),
+        ({"all_gather": 4096, "coalesced": 0}, "go direct from 4096 in all on"),
+        (
+            {"all_gather": tuning.NEVER, "coalesced": 0},
+            "go to the inner backend, as all-gathers do",
+        ),
+    ],
+)
+def test_what_is_said_of_coalesced_calls_is_what_groups_do(
+    bounds: dict[str, int | str], coalesced: str
+) -> None:
+    assert tune.in_words(bounds)[1] == f"coalesced all-gathers {coalesced}"
+    least, mean = (tuning.LARGEST if b == tuning.NEVER else int(b) for b in bounds.values())
+    for tensors, total in ((4, 4), (4, 256), (4, 4096), (64, 4096), (128, 4096)):
+        refused = _C._static_refusal(
+            output_bytes=total, tensors=tensors, min_bytes=least, min_mean_bytes=mean
+        )
+        numbers = [int(word) for word in coalesced.split() if word.isdecimal()]
+        in_mean = total // tensors >= numbers[0] if "mean" in coalesced else True
+        in_all = total >= numbers[-1] if "in all" in coalesced else True
+        direct = "inner" not in coalesced and in_mean and in_all
+        assert (refused == "") == direct
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--file", "/proc/none/tuning.json"], "/proc/none/tuning.json cannot be written: "),
         (["--file", "/"], "/ cannot be written: give another --file"),
+        (["--dry-run", "--json", "/"], "/ cannot be written: give another --json"),
         (["--dry-run", "-b", "8K", "-e", "4K"], "-b 8192 is above -e 4096"),
         ([], "no tuning file is in use here (PG_SDMA_TUNING=off?): give --file"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from itertools import groupby
@@ -110,7 +110,7 @@ def run(world: World, options: Namespace) -> None:
                 advance()
             bounds[part.name] = bound_of(rows, part.coalesced)
         why_not = _objection([row for rows in rows_of.values() for row in rows])
-        for text in [why_not] if why_not else [in_words(*item) for item in bounds.items()]:
+        for text in [why_not] if why_not else in_words(bounds):
             say(f"# {text}")
         if world.rank == 0:
             made = datetime.now(timezone.utc).isoformat(timespec="seconds")
@@ -138,23 +138,29 @@ def _objection(rows: Sequence[table.Row]) -> str:
     return ""
 
 
-def in_words(name: str, bound: int | str) -> str:
-    """What a bound means."""
-    what = {
-        "all_gather": "all-gathers",
-        "coalesced": "coalesced all-gathers",
-        "reduce_scatter": "reduce-scatters",
-    }[name]
-    if bound == tuning.NEVER:
-        return f"{what} go to the inner backend: it was faster up to the largest size measured"
-    if bound == 0:
-        return f"{what} of any size go direct"
-    of = {
-        "all_gather": "of output",
-        "coalesced": "in the mean of the outputs",
-        "reduce_scatter": "of input",
-    }[name]
-    return f"{what} go direct from {bound} bytes {of} on"
+def in_words(bounds: Mapping[str, int | str]) -> list[str]:
+    """What bounds mean, a sentence each."""
+    named = {
+        "all_gather": ("all-gathers", "of output"),
+        "coalesced": ("coalesced all-gathers", "in the mean of the outputs"),
+        "reduce_scatter": ("reduce-scatters", "of input"),
+    }
+    sentences = []
+    for name, bound in bounds.items():
+        what, of = named[name]
+        # What a coalesced call has in all has to reach the other bound, too.
+        whole = bounds.get("all_gather", 0) if name == "coalesced" else 0
+        if bound == tuning.NEVER:
+            text = "go to the inner backend: it was faster up to the largest size measured"
+        elif whole == tuning.NEVER:
+            text = "go to the inner backend, as all-gathers do"
+        elif bound == 0 and whole == 0:
+            text = "of any size go direct"
+        else:
+            parts = [f"{bound} bytes {of}"] * (bound != 0) + [f"{whole} in all"] * (whole != 0)
+            text = f"go direct from {' and '.join(parts)} on"
+        sentences.append(f"{what} {text}")
+    return sentences
 
 
 def _write(
@@ -166,9 +172,10 @@ def _write(
 ) -> None:
     if not why_not and not options.dry_run:
         tuning.write(options.file, entry)
+        given = "" if options.file == options.read_file else f" with PG_SDMA_TUNING={options.file}"
         say(
             f"# written to {options.file}, which groups of {entry.ranks} ranks on "
-            f"{entry.device} read when they are made"
+            f"{entry.device} read when they are made{given}"
         )
     if options.json:
         rows = {name: [row.as_json() for row in rows] for name, rows in rows_of.items()}

@@ -41,24 +41,27 @@ def add(commands: argparse._SubParsersAction) -> None:
 def command(options: argparse.Namespace) -> int:
     settings = read_settings()
     options.end = options.end or LARGEST[options.device]
-    options.file = options.file or tuning.path_of(settings)
+    options.read_file = tuning.path_of(settings)  # by the groups of this environment
+    options.file = options.file or options.read_file
     if options.file is None and not options.dry_run:
         raise UsageError("no tuning file is in use here (PG_SDMA_TUNING=off?): give --file")
     if not options.dry_run:
-        _check_writable(options.file)
+        _check_writable(options.file, "--file")
+    if options.json:
+        _check_writable(options.json, "--json")
     if not tune.parts(options.device, settings.ops):
         raise UsageError(f"PG_SDMA_OPS={','.join(settings.ops)} leaves nothing to tune on CPU")
     return run_ranks(tune.run, options, check)
 
 
-def _check_writable(file: Path) -> None:
+def _check_writable(file: Path, option: str) -> None:
     """Raises UsageError where `file` could not be written after all the measuring."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UsageError(f"{file} cannot be written: {error}") from None
     if file.is_dir() or not os.access(file.parent, os.W_OK):
-        raise UsageError(f"{file} cannot be written: give another --file")
+        raise UsageError(f"{file} cannot be written: give another {option}")
 
 
 def check(options: argparse.Namespace, ranks: int) -> None:
