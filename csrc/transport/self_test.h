@@ -31,7 +31,8 @@ struct SelfTest {
   bool stream_ordered = false;
   Doubts doubts;
   std::chrono::steady_clock::time_point deadline;
-  std::chrono::milliseconds patience{30000};  // for one gather on the device
+  // For one gather on the device, where the deadline leaves twice as much.
+  std::chrono::milliseconds patience{30000};
 };
 
 // Gathers shards of several sizes at odd addresses, whose bytes every rank can compute; where the

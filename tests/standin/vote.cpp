@@ -1,10 +1,11 @@
 // A group's vote with its self-test, where the driver of one rank, or of all, is broken.
 //
-//   vote <driver> <folder> <ranks> <victim> <patience in ms> [NAME=value...]
+//   vote <driver> <folder> <ranks> <victim> <patience in ms> <timeout in ms> [NAME=value...]
 //
 // <folder> is empty and the group's own. <victim>: the rank that has NAME=value in its environment,
-// -1 for all. <patience>: of the self-test, for one gather. Prints "rank <r>: direct" or
-// "rank <r>: inner: <reason>"; afterwards every rank frees its memory and ends by itself.
+// -1 for all. <patience>: of the self-test, for one gather. <timeout>: of the vote. Prints "rank
+// <r>: direct" or "rank <r>: inner: <reason>"; afterwards every rank frees its memory and ends by
+// itself.
 #include "test_memory.h"
 
 using namespace pg_sdma;
@@ -12,10 +13,8 @@ using namespace standin_test;
 
 namespace {
 
-constexpr std::chrono::milliseconds kTimeout{60000};
-
 std::string outcome(const std::string& driver, const std::string& folder, int rank, int world,
-                    std::chrono::milliseconds patience) {
+                    std::chrono::milliseconds patience, std::chrono::milliseconds timeout) {
   Rendezvous::Options options;
   options.group = "vote";
   options.lane = "cuda";
@@ -29,6 +28,7 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
     enter(rank);
     return engine;
   };
+  const auto deadline = Clock::now() + timeout;
   const auto test = [&](DirectPull& transport) {
     BufferMemory memory;
     SelfTest self;
@@ -36,26 +36,27 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
     self.world = world;
     self.stream_ordered = engine->stream_ordered();
     self.doubts = engine->doubts();
-    self.deadline = Clock::now() + kTimeout;
+    self.deadline = deadline;
     self.patience = patience;
     return self_test(transport, memory, self);
   };
-  const Rendezvous::Result result = rendezvous.vote(make_engine, test, kTimeout);
+  const Rendezvous::Result result = rendezvous.vote(make_engine, test, timeout);
   return result.transport ? "direct" : "inner: " + result.reason;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc >= 6);
+  REQUIRE(argc >= 7);
   const int world = std::atoi(argv[3]);
   const int victim = std::atoi(argv[4]);
   return run_ranks(world, [&](int rank) {
     if (victim < 0 || rank == victim) {
-      for (int i = 6; i < argc; ++i) REQUIRE(putenv(argv[i]) == 0);
+      for (int i = 7; i < argc; ++i) REQUIRE(putenv(argv[i]) == 0);
     }
     const std::chrono::milliseconds patience(std::atoi(argv[5]));
-    const std::string how = outcome(argv[1], argv[2], rank, world, patience);
+    const std::chrono::milliseconds timeout(std::atoi(argv[6]));
+    const std::string how = outcome(argv[1], argv[2], rank, world, patience, timeout);
     std::printf("rank %d: %s\n", rank, how.c_str());
     std::fflush(stdout);
   });

@@ -196,15 +196,23 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_broken_hip_sends_the_group_to_the_inner(fault: str, victim: int, tmp_path: Path) -> None:
     """On one rank, or on all: every rank has the same reason, and ends."""
-    [found] = vote(tmp_path, HIP, ranks=3, victim=victim, STANDIN_FAULT=fault)
+    patience = 1500 if fault == "stuck" else 60000
+    [found] = vote(tmp_path, HIP, ranks=3, victim=victim, patience_ms=patience, STANDIN_FAULT=fault)
     assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
 
 
 # CUDA's sizes have no switches of path between them, and its waits are not held back.
 @pytest.mark.parametrize("fault", [fault for fault in FAULTS if ":" not in fault])
 def test_a_broken_cuda_sends_the_group_to_the_inner(fault: str, tmp_path: Path) -> None:
-    [found] = vote(tmp_path, CUDA, ranks=3, victim=1, STANDIN_FAULT=fault)
+    patience = 1500 if fault == "stuck" else 60000
+    [found] = vote(tmp_path, CUDA, ranks=3, victim=1, patience_ms=patience, STANDIN_FAULT=fault)
     assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
+
+
+def test_copies_that_hang_are_given_up_while_the_ranks_can_still_agree(tmp_path: Path) -> None:
+    """A timeout below the patience must not make some ranks raise and others use the inner."""
+    [found] = vote(tmp_path, HIP, ranks=3, victim=2, timeout_ms=6000, STANDIN_FAULT="stuck")
+    assert re.search(f"inner: rank .*{FAULTS['stuck']}", found), found
 
 
 @pytest.mark.parametrize(
@@ -310,11 +318,20 @@ def test_200_killed_ranks(tmp_path: Path) -> None:
     assert aborted > 0
 
 
-def vote(folder: Path, driver: str, *, ranks: int, victim: int = -1, **env: str) -> set[str]:
+def vote(
+    folder: Path,
+    driver: str,
+    *,
+    ranks: int,
+    victim: int = -1,
+    timeout_ms: int = 60000,
+    patience_ms: int = 60000,
+    **env: str,
+) -> set[str]:
     """What the ranks of a group say of its route; `env` is that of rank `victim`, or of all."""
     pairs = [f"{name}={value}" for name, value in env.items()]
-    patience_ms = "1500" if env.get("STANDIN_FAULT") == "stuck" else "60000"
-    done = run([OUT / "vote", driver, folder, str(ranks), str(victim), patience_ms, *pairs])
+    numbers = [str(number) for number in (ranks, victim, patience_ms, timeout_ms)]
+    done = run([OUT / "vote", driver, folder, *numbers, *pairs])
     assert done.returncode == 0, done.stdout + done.stderr
     said = re.findall(r"^rank \d: (.*)$", done.stdout, re.MULTILINE)
     assert len(said) == ranks, done.stdout
