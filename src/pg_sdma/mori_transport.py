@@ -65,6 +65,20 @@ def chunk_bytes(budget: int, world: int, handles: int) -> int:
     return max(PAGE, min(chunk, MOST_AT_ONCE) // PAGE * PAGE)
 
 
+@contextlib.contextmanager
+def _in_words() -> Iterator[None]:
+    """Names the exceptions that have no text, which is all that pg_sdma._C passes on.
+
+    An interrupt is one: it is raised in the first Python code that the main thread comes to.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if str(error):
+            raise
+        raise RuntimeError(type(error).__name__) from error
+
+
 class Offer:
     """One rank's side of the vote on mori: made once a vote comes to it, dropped after it."""
 
@@ -79,6 +93,7 @@ class Offer:
         self._budget = budget
         self._library: Library | None = None
 
+    @_in_words()
     def prepare(self) -> str:
         """What rank 0 has to tell the others, "" on those; raises Refused where mori cannot be."""
         if not self._whole_job:
@@ -97,6 +112,7 @@ class Offer:
         with _undisturbed(self._device):
             return bytes(self._library.shmem.shmem_get_unique_id()).hex()
 
+    @_in_words()
     def join(self, word: str) -> MoriGather:
         """Makes the SHMEM world with all ranks, and this rank's buffers in it.
 
@@ -151,6 +167,7 @@ class MoriGather:
             self._aligned = torch.empty(self._chunk, dtype=torch.uint8, device=device)
         self._turn = 0
 
+    @_in_words()
     def gather(self, input: torch.Tensor, outputs: torch.Tensor | Sequence[torch.Tensor]) -> None:
         """Gathers `input`, uint8 [n], into outputs[r], uint8 [n], of every rank r.
 

@@ -330,6 +330,28 @@ def test_what_mori_raises_breaks_the_group_with_its_words():
         assert all("mori is out of order" in message for message in messages)
 
 
+def interrupt_a_gather():
+    import signal
+
+    from pg_sdma import mori_transport
+
+    init_group("cpu:sdma")
+    gather()
+
+    def interrupted(self, shard):
+        signal.raise_signal(signal.SIGINT)
+
+    mori_transport.MoriGather._gather_chunk = interrupted
+    with pytest.raises(dist.DistBackendError) as raised:
+        gather()
+    return str(raised.value)
+
+
+def test_an_interrupt_in_a_gather_is_named():
+    for message in run(interrupt_a_gather):
+        assert ": KeyboardInterrupt" in message
+
+
 def keep_the_threads_place():
     before = os.sched_getaffinity(0)
     init_group("cpu:sdma")
