@@ -273,8 +273,11 @@ void Lane::vote() {
     return engine_;
   };
   const auto deadline = Clock::now() + timeout_.load();
-  const auto test = [this, deadline](DirectPull& transport) {
-    return self_test(transport, *engine_, device_, group_->rank, group_->size, deadline);
+  // To the end of the vote: a peer that is slower still opens it, and what it would find instead is
+  // not the reason.
+  const std::unique_ptr<TestMemory> memory = test_memory(device_);
+  const auto test = [this, &memory, deadline](DirectPull& transport) {
+    return self_test(transport, *memory, *engine_, group_->rank, group_->size, deadline);
   };
   Rendezvous::Result result;
   try {

@@ -51,9 +51,12 @@ class TensorMemory final : public TestMemory {
 
 }  // namespace
 
-std::string self_test(DirectPull& transport, const Engine& engine, c10::DeviceType device, int rank,
+std::unique_ptr<TestMemory> test_memory(c10::DeviceType device) {
+  return std::make_unique<TensorMemory>(device);
+}
+
+std::string self_test(DirectPull& transport, TestMemory& memory, const Engine& engine, int rank,
                       int world, std::chrono::steady_clock::time_point deadline) {
-  TensorMemory memory(device);
   SelfTest test;
   test.rank = rank;
   test.world = world;

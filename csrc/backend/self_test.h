@@ -4,15 +4,20 @@
 #include <c10/core/DeviceType.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
 
 #include "engine/engine.h"
 #include "transport/direct_pull.h"
+#include "transport/self_test.h"
 
 namespace pg_sdma {
 
-// As the self_test of transport/self_test.h, with the memory that torch's allocator gives.
-std::string self_test(DirectPull& transport, const Engine& engine, c10::DeviceType device, int rank,
+// From torch's allocator.
+std::unique_ptr<TestMemory> test_memory(c10::DeviceType device);
+
+// As the self_test of transport/self_test.h.
+std::string self_test(DirectPull& transport, TestMemory& memory, const Engine& engine, int rank,
                       int world, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace pg_sdma

@@ -37,7 +37,8 @@ struct SelfTest {
 
 // Gathers shards of several sizes at odd addresses, whose bytes every rank can compute; where the
 // engine's waits are in doubt, also holds a rank back and looks whether its peers wait. Returns
-// what was wrong on this rank, empty when all was right. Throws GroupFault.
+// what was wrong on this rank, empty when all was right. Throws GroupFault. `memory` has to last
+// until all ranks are through.
 std::string self_test(DirectPull& transport, TestMemory& memory, const SelfTest& test);
 
 }  // namespace pg_sdma

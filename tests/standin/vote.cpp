@@ -29,8 +29,8 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
     return engine;
   };
   const auto deadline = Clock::now() + timeout;
+  BufferMemory memory;
   const auto test = [&](DirectPull& transport) {
-    BufferMemory memory;
     SelfTest self;
     self.rank = rank;
     self.world = world;
