@@ -78,20 +78,20 @@ CHECK(hip_tracks_run_side_by_side_between_the_steps_around_them) {
   NoWaiter waiter;
   queue->run(
       {Step::wait(counters[0], 1), Step::wait(counters[1], 1).on(1),
-       Step::copy(first.data(), 0, source.base(), 64).on(1), Step::wait(counters[2], 1).on(2),
-       Step::copy(second.data(), 0, source.base(), 64).on(2), Step::write(counters[4], 1).on(2),
-       Step::write(counters[3], 1)},
+       Step::copy(first.data(), 0, source.base(), 64).on(1), Step::write(counters[5], 1).on(1),
+       Step::wait(counters[2], 1).on(2), Step::copy(second.data(), 0, source.base(), 64).on(2),
+       Step::write(counters[4], 1).on(2), Step::write(counters[3], 1)},
       waiter);
   const auto end = queue->mark();
   counters[2] = 1;
   REQUIRE(counters[4] == 0);  // nothing before the step in front of the tracks
   counters[0] = 1;
   REQUIRE(soon([&] { return counters[4] == 1; }));  // the second does not wait for the first
-  REQUIRE(second.data()[63] == 9 && first.data()[63] == 1);
-  REQUIRE(counters[3] == 0 && !end->passed());
+  REQUIRE(counters[5] == 0 && counters[3] == 0 && !end->passed());
   counters[1] = 1;
   REQUIRE(soon([&] { return end->passed(); }));
-  REQUIRE(counters[3] == 1 && first.data()[63] == 9);
+  REQUIRE(counters[5] == 1 && counters[3] == 1);
+  REQUIRE(first.data()[63] == 9 && second.data()[63] == 9);
 }
 
 }  // namespace
