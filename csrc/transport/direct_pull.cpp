@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <sstream>
+#include <stdexcept>
 #include <utility>
 
 #include "engine/inject.h"
@@ -319,8 +320,8 @@ void DirectPull::check() {
   check_peers();
 }
 
-void DirectPull::abandon() {
-  sharing_.keep_open();
+void DirectPull::abandon(bool reads) {
+  if (reads) sharing_.keep_open();
   page_.ready(options_.rank) = number_.load();
   page_.done(options_.rank) = number_.load();
 }
@@ -339,7 +340,12 @@ void DirectPull::fail(const std::string& text) {
 }
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
-void DirectPull::fail_carrying(const std::string& why) { fail(this_operation() + ": " + why); }
+void DirectPull::fail_carrying(const std::string& why) {
+  const std::string text = this_operation() + ": " + why;
+  // The self-test tells the peers, but where they wait in the call itself.
+  if (!watched_ && (engine_->stream_ordered() || courier_)) throw std::runtime_error(text);
+  fail(text);
+}
 
 std::string DirectPull::explain_error(const Verdict& verdict) const {
   const uint64_t slot = number_ % options_.ring;

@@ -71,11 +71,13 @@ class DirectPull final : public Transport {
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
   // Throws GroupFault when a peer that the last operation needs is gone, or the group is broken.
   void check();
-  // Whether the watchdog looks after operations from here on.
+  // Whether the watchdog looks after operations from here on, and one that fails here breaks the
+  // group. Else carry() throws std::runtime_error where no host waits in it, and the caller tells
+  // the peers.
   void set_watched(bool watched) { watched_ = watched; }
-  // The last operation never ends here: peers do not wait for it, and what it may still be reading
-  // stays open.
-  void abandon();
+  // The last operation never ends here, or never began: peers do not wait for it, and what it may
+  // still be reading, if it `reads`, stays open.
+  void abandon(bool reads);
   void set_patience(std::chrono::microseconds patience, bool only_while_free) {
     options_.patience = patience;
     options_.only_while_free = only_while_free;

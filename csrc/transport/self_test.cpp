@@ -205,19 +205,24 @@ class Test {
 std::string self_test(DirectPull& transport, TestMemory& memory, const SelfTest& test) {
   // Whatever goes wrong here is no reason to end the process.
   transport.set_watched(false);
-  // Left with work under way, the stream may go on using the memory, and peers wait for it.
-  const auto leave = [&] {
-    if (!test.stream_ordered || transport.queue().mark()->passed()) return;
-    memory.keep();
-    transport.abandon();
+  // Left with work under way, the stream may go on using the memory. And peers may have enqueued
+  // waits for what this rank, which heard of trouble first, has not.
+  const auto leave = [&](bool all_enqueued) {
+    if (!test.stream_ordered) return;
+    const bool ended = all_enqueued && transport.queue().mark()->passed();
+    if (!ended) memory.keep();
+    transport.abandon(/*reads=*/!ended);
   };
   try {
     const std::string wrong = Test(transport, memory, test).run();
-    if (!wrong.empty()) leave();
+    if (!wrong.empty()) leave(true);
     transport.set_watched(true);
     return wrong;
+  } catch (const GroupFault&) {
+    leave(true);
+    throw;
   } catch (...) {
-    leave();
+    leave(false);  // peers wait for what the driver, or a courier, has refused to enqueue
     throw;
   }
 }

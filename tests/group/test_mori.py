@@ -330,6 +330,21 @@ def test_what_mori_raises_breaks_the_group_with_its_words():
         assert all("mori is out of order" in message for message in messages)
 
 
+def fail_in_the_self_test():
+    from pg_sdma import mori_transport
+
+    def no_compiler(self, input, outputs):
+        raise RuntimeError("no hipcc")
+
+    mori_transport.MoriGather.gather = no_compiler
+    return vote_with(same())
+
+
+def test_a_mori_that_fails_in_its_first_gather_leaves_the_group_to_the_inner():
+    for right, _, _, way, _ in run(fail_in_the_self_test):
+        assert right and way.startswith("inner: rank 0: ") and "no hipcc" in way
+
+
 def interrupt_a_gather():
     import signal
 

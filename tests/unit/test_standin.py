@@ -223,6 +223,14 @@ def test_an_import_that_fails_on_one_rank_sends_all_to_the_inner(call: str, tmp_
     assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
 
 
+@pytest.mark.parametrize("call", ["hipMemcpyAsync:1", "hipMemcpyAsync:6", "hipStreamWaitValue64:7"])
+def test_a_call_that_fails_in_the_self_test_sends_all_to_the_inner(
+    call: str, tmp_path: Path
+) -> None:
+    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
+    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
+
+
 REDUCTIONS = [(2, 0, 1024), (2, 1, 4096), (3, 0, 4096), (3, 1, 1024), (4, 0, 1 << 16), (4, 2, 1024)]
 
 
