@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 
 import pytest
 import torch
@@ -342,19 +343,17 @@ def fail_in_the_self_test():
 
 def test_a_mori_that_fails_in_its_first_gather_leaves_the_group_to_the_inner():
     for right, _, _, way, _ in run(fail_in_the_self_test):
-        assert right and way.startswith("inner: rank 0: ") and "no hipcc" in way
+        assert right and re.match(r"inner: rank \d: .*no hipcc", way)
 
 
 def interrupt_a_gather():
-    import signal
-
     from pg_sdma import mori_transport
 
     init_group("cpu:sdma")
     gather()
 
     def interrupted(self, shard):
-        signal.raise_signal(signal.SIGINT)
+        raise KeyboardInterrupt
 
     mori_transport.MoriGather._gather_chunk = interrupted
     with pytest.raises(dist.DistBackendError) as raised:
