@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 STEPS = 3
 KINDS = {
     "reduce-scatter": ("reducescatter", "reduce_scatter"),
+    "sum of a direct reduce-scatter": ("_sum_slices",),
     "all-gather kernel": ("allgather",),
     "peer copy": ("ptop",),
     "GEMM": ("gemm", "cutlass", "nvjet"),

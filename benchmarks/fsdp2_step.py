@@ -6,11 +6,11 @@
 
 Each round trains the same model from the same seed over each contestant: the inner (NCCL, gloo),
 sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter and landings of 512
-MiB (PG_SDMA_LANDING_BYTES), for which docs/reduce_scatter.md has the reason. "free" steps let the
-host lead the device by two steps; "sync" steps start from an idle device, so that the host's time
-and the ranks' host skew lie on the critical path. Batches lie on the device before the clock
-starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed here
-are those of examples/train_fsdp2.py.
+MiB, for which docs/reduce_scatter.md has the reason, or what PG_SDMA_LANDING_BYTES says. "free"
+steps let the host lead the device by two steps; "sync" steps start from an idle device, so that the
+host's time and the ranks' host skew lie on the critical path. Batches lie on the device before the
+clock starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed
+here are those of examples/train_fsdp2.py.
 """
 
 from __future__ import annotations
@@ -58,7 +58,10 @@ CONTESTANTS = {
     "sdma": Contestant("sdma", {"PG_SDMA_OPS": "all_gather"}),
     "sdma+rs": Contestant(
         "sdma",
-        {"PG_SDMA_OPS": "all_gather,reduce_scatter", "PG_SDMA_LANDING_BYTES": str(512 << 20)},
+        {
+            "PG_SDMA_OPS": "all_gather,reduce_scatter",
+            "PG_SDMA_LANDING_BYTES": os.environ.get("PG_SDMA_LANDING_BYTES", str(512 << 20)),
+        },
     ),
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/device_reducer.h"
 #include "backend/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
@@ -154,6 +155,13 @@ size_t slot_bytes(int world, uint64_t ring) {
   return Slots::shape(world, ControlPage::bytes(world, ring)).bytes;
 }
 
+// (bytes of each peer's slice that land at a time, landings) of a reduce-scatter of GPU tensors,
+// for its test.
+std::pair<size_t, int> shape_of_landings(size_t slice_bytes, size_t most_bytes, size_t peers) {
+  const LandingShape shape = landing_shape(slice_bytes, most_bytes, peers);
+  return {shape.room, shape.count};
+}
+
 // Names that the inner's Python class has and c10d.Backend has not, such as ProcessGroupNCCL's
 // `options` or `register_mem_pool`. Python asks here only when the ordinary lookup found nothing.
 py::object inner_attribute(const SdmaBackend& self, const std::string& name) {
@@ -215,6 +223,8 @@ PYBIND11_MODULE(_C, module) {
              py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",
              py::arg("min_bytes") = 0, py::arg("min_sum_bytes") = 0, py::arg("min_mean_bytes") = 0);
 
+  module.def("_landing_shape", &shape_of_landings, py::arg("slice_bytes"), py::arg("most_bytes"),
+             py::arg("peers"));
   module.def("_slot_bytes", &slot_bytes, py::arg("world"), py::arg("ring"));
 
   py::class_<SdmaBackend, GilFreeHolder<SdmaBackend>, c10d::Backend>(module, "SdmaBackend",

@@ -19,7 +19,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -158,7 +157,7 @@ class Rank:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # what glibc's arenas keep of freed memory is no leak
         status = Path("/proc/self/status").read_text()
-        # Without pages of files: libtorch's come and go by 200 MB as the kernel likes.
+        # Without pages of files, which are resident or not as the kernel likes.
         own = [line for line in status.splitlines() if line.startswith(("RssAnon", "RssShmem"))]
         return {
             "descriptors": len(os.listdir("/proc/self/fd")),
@@ -167,13 +166,13 @@ class Rank:
         }
 
 
-def serve(rank: int, world: int, seed: int, seconds: float, store: str, pipe: Connection) -> None:
+def serve(rank: int, world: int, seed: int, seconds: float, port: int, pipe: Connection) -> None:
     torch.set_num_threads(1)
     import pg_sdma
 
     dist.init_process_group(
         "cpu:sdma",
-        store=dist.FileStore(store, world),
+        store=dist.TCPStore("127.0.0.1", port, world, is_master=False),
         rank=rank,
         world_size=world,
         timeout=timedelta(minutes=2),
@@ -227,43 +226,42 @@ def main() -> int:
     print(f"seed {options.seed}, {options.ranks} ranks, {options.minutes:g} minutes", flush=True)
     context = multiprocessing.get_context("spawn")
     stops = 0
-    with tempfile.TemporaryDirectory() as folder:
-        processes, pipes = [], []
-        for rank in range(options.ranks):
-            here, there = context.Pipe()
-            arguments = (rank, options.ranks, options.seed, options.minutes * 60, f"{folder}/store")
-            process = context.Process(target=serve, args=(*arguments, there), daemon=True)
-            process.start()
-            there.close()
-            processes.append(process)
-            pipes.append(here)
-        moments = random.Random(options.seed)
-        while all(process.is_alive() for process in processes):
-            time.sleep(moments.uniform(0.5, 3))
-            victim = moments.choice(processes)
-            if not victim.is_alive():
-                continue
-            os.kill(victim.pid, signal.SIGSTOP)
-            time.sleep(moments.uniform(0, 0.3))
-            os.kill(victim.pid, signal.SIGCONT)
-            stops += 1
-        failed = False
-        for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
-            process.join(150)
-            if process.exitcode != 0 or not pipe.poll():
-                print(f"rank {rank}: exit code {process.exitcode}")
-                failed = True
-                continue
-            calls, share, before, after = pipe.recv()
-            leaks = grown(before, after)
-            failed = failed or bool(leaks)
-            print(
-                f"rank {rank}: {calls} calls, {share:.0%} of the last group's bytes direct, {after}"
-            )
-            if leaks:
-                print(f"rank {rank}: grew: {', '.join(leaks)}")
-        for process in processes:
-            process.kill()
+    # Here, because a store keeps every key of every group that there ever was.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    processes, pipes = [], []
+    for rank in range(options.ranks):
+        here, there = context.Pipe()
+        arguments = (rank, options.ranks, options.seed, options.minutes * 60, store.port)
+        process = context.Process(target=serve, args=(*arguments, there), daemon=True)
+        process.start()
+        there.close()
+        processes.append(process)
+        pipes.append(here)
+    moments = random.Random(options.seed)
+    while all(process.is_alive() for process in processes):
+        time.sleep(moments.uniform(0.5, 3))
+        victim = moments.choice(processes)
+        if not victim.is_alive():
+            continue
+        os.kill(victim.pid, signal.SIGSTOP)
+        time.sleep(moments.uniform(0, 0.3))
+        os.kill(victim.pid, signal.SIGCONT)
+        stops += 1
+    failed = False
+    for rank, (process, pipe) in enumerate(zip(processes, pipes, strict=True)):
+        process.join(150)
+        if process.exitcode != 0 or not pipe.poll():
+            print(f"rank {rank}: exit code {process.exitcode}")
+            failed = True
+            continue
+        calls, share, before, after = pipe.recv()
+        leaks = grown(before, after)
+        failed = failed or bool(leaks)
+        print(f"rank {rank}: {calls} calls, {share:.0%} of the last group's bytes direct, {after}")
+        if leaks:
+            print(f"rank {rank}: grew: {', '.join(leaks)}")
+    for process in processes:
+        process.kill()
     print(f"{stops} stops; {'FAILED' if failed else 'flat, and every result right'}")
     return int(failed)
 

@@ -20,11 +20,22 @@ constexpr size_t kLeastRoom = kernels::kStride * sizeof(double);
 
 // One fills while another is summed. More of them let the copies go on while no kernel can begin,
 // because those of a large multiplication have every processor.
-constexpr size_t kLeastLandings = 2;
-
-size_t round_up(size_t bytes) { return (bytes + kLeastRoom - 1) / kLeastRoom * kLeastRoom; }
+constexpr size_t kWantedLandings = 2;
 
 }  // namespace
+
+LandingShape landing_shape(size_t slice_bytes, size_t most_bytes, size_t peers) {
+  const size_t slices = (slice_bytes + kLeastRoom - 1) / kLeastRoom * kLeastRoom;
+  const size_t needed = std::max(slices, kLeastRoom);
+  if (peers == 0) return {needed, 1};
+  const size_t a_peer = most_bytes / peers;
+  const size_t piece = std::clamp(slice_bytes / kPieces, kLeastPiece, kMostPiece);
+  const size_t most = std::min(piece, a_peer / kWantedLandings) / kLeastRoom * kLeastRoom;
+  const size_t room = std::clamp(most, kLeastRoom, needed);
+  // No more than there are pieces: one is enough for what lands all at once.
+  const size_t pieces = (needed + room - 1) / room;
+  return {room, static_cast<int>(std::min(pieces, std::max<size_t>(a_peer / room, 1)))};
+}
 
 DeviceReducer::DeviceReducer(Reduction reduction, int rank, int world, std::vector<Tensor> tensors,
                              size_t slice_bytes, size_t most_bytes, at::Device device)
@@ -32,29 +43,20 @@ DeviceReducer::DeviceReducer(Reduction reduction, int rank, int world, std::vect
       rank_(rank),
       peers_(static_cast<size_t>(world) - 1),
       tensors_(std::move(tensors)),
-      stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)) {
-  const size_t needed = std::max(round_up(slice_bytes), kLeastRoom);
-  room_ = needed;
-  if (peers_ > 0) {
-    const size_t piece = std::clamp(slice_bytes / kPieces, kLeastPiece, kMostPiece);
-    const size_t a_peer = most_bytes / peers_;
-    const size_t most = std::min(piece, a_peer / kLeastLandings) / kLeastRoom * kLeastRoom;
-    room_ = std::clamp(most, kLeastRoom, needed);
-    // No more than there are pieces: one is enough for what lands all at once.
-    const size_t pieces = (needed + room_ - 1) / room_;
-    landings_ = static_cast<int>(std::min(pieces, std::max(a_peer / room_, kLeastLandings)));
-  }
-  memory_ = at::empty({static_cast<int64_t>(static_cast<size_t>(landings_) * peers_ * room_)},
-                      at::TensorOptions().dtype(at::kByte).device(device));
+      stream_(c10::impl::VirtualGuardImpl(device.type()).getStream(device)),
+      shape_(landing_shape(slice_bytes, most_bytes, peers_)) {
+  memory_ =
+      at::empty({static_cast<int64_t>(static_cast<size_t>(shape_.count) * peers_ * shape_.room)},
+                at::TensorOptions().dtype(at::kByte).device(device));
 }
 
 std::byte* DeviceReducer::base(int which) const {
   return static_cast<std::byte*>(memory_.mutable_data_ptr()) +
-         static_cast<size_t>(which) * peers_ * room_;
+         static_cast<size_t>(which) * peers_ * shape_.room;
 }
 
 void* DeviceReducer::landing(int which, int peer) {
-  return base(which) + static_cast<size_t>(peer < rank_ ? peer : peer - 1) * room_;
+  return base(which) + static_cast<size_t>(peer < rank_ ? peer : peer - 1) * shape_.room;
 }
 
 Launch DeviceReducer::launch(const Share& share, size_t offset, size_t bytes, int which,
@@ -73,7 +75,7 @@ Launch DeviceReducer::launch(const Share& share, size_t offset, size_t bytes, in
   launch.arguments = {address(share.output) + offset,
                       address(share.slices[static_cast<size_t>(rank_)]) + offset,
                       address(base(which) + at),
-                      room_ / element,
+                      shape_.room / element,
                       count,
                       std::bit_cast<uint64_t>(reduction_.factor)};
   return launch;

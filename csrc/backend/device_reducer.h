@@ -11,6 +11,17 @@
 
 namespace pg_sdma {
 
+// How landings are cut.
+struct LandingShape {
+  size_t room = 0;  // bytes of each peer's slice that land at a time
+  int count = 1;    // of landings
+};
+
+// `slice_bytes`: of one rank's slices of all tensors, for which there is no need of more room.
+// All landings take at most `most_bytes`; only where that is not enough for kLeastRoom bytes of
+// each peer do they take more.
+LandingShape landing_shape(size_t slice_bytes, size_t most_bytes, size_t peers);
+
 class DeviceReducer final : public StreamReducer {
  public:
   // One tensor of the call.
@@ -19,14 +30,13 @@ class DeviceReducer final : public StreamReducer {
     size_t element = 0;  // bytes
   };
 
-  // `slice_bytes`: of one rank's slices of all tensors, for which there is no need of more room.
-  // Takes at most `most_bytes` from torch's allocator, at once, for the current stream of `device`;
-  // only where that is not enough for kLeastRoom bytes of each peer does it take more.
+  // Takes the landings of landing_shape() from torch's allocator, at once, for the current stream
+  // of `device`.
   DeviceReducer(Reduction reduction, int rank, int world, std::vector<Tensor> tensors,
                 size_t slice_bytes, size_t most_bytes, at::Device device);
 
-  int landings() const override { return landings_; }
-  size_t room() const override { return room_; }
+  int landings() const override { return shape_.count; }
+  size_t room() const override { return shape_.room; }
   void* landing(int which, int peer) override;
   Launch launch(const Share& share, size_t offset, size_t bytes, int which, size_t at) override;
 
@@ -43,8 +53,7 @@ class DeviceReducer final : public StreamReducer {
   const size_t peers_;
   const std::vector<Tensor> tensors_;
   const c10::Stream stream_;
-  int landings_ = 1;
-  size_t room_ = 0;
+  const LandingShape shape_;
   at::Tensor memory_;  // the landings, each of a row for every peer
 };
 

@@ -6,74 +6,14 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "backend/self_test.h"
 #include "backend/store_board.h"
-#include "engine/device.h"
-#include "engine/host.h"
 #include "transport/enqueuing.h"
 
 namespace pg_sdma {
 namespace {
 
-std::function<void(const std::string&)>& log_function() {
-  // Never destroyed: a static destructor would drop a Python reference after Python has ended.
-  static auto* function = new std::function<void(const std::string&)>();
-  return *function;
-}
-
-Mori& mori_offers() {
-  static auto* offers = new Mori();  // as above
-  return *offers;
-}
-
-bool among(const std::vector<c10::DeviceType>& devices, c10::DeviceType device) {
-  return std::find(devices.begin(), devices.end(), device) != devices.end();
-}
-
 // How long leave() waits for a call in another thread before it fails it.
 constexpr std::chrono::seconds kGrace{2};
-
-TunedBounds tuned_bounds(const Settings& settings, c10::DeviceType device) {
-  const auto found = settings.tuned.find(device);
-  return settings.min_bytes || found == settings.tuned.end() ? TunedBounds{} : found->second;
-}
-
-Rendezvous::Options rendezvous_options(const Group& group, c10::DeviceType device,
-                                       std::function<void(const std::string&)> on_fault,
-                                       std::function<std::shared_ptr<CourierOffer>()> mori) {
-  Rendezvous::Options options;
-  options.group = group.name;
-  options.lane = c10::DeviceTypeName(device, /*lower_case=*/true);
-  options.rank = group.rank;
-  options.world = group.size;
-  options.enabled = group.settings.enabled;
-  options.settings = group.settings.agreed + tuned_bounds(group.settings, device).text;
-  options.ring = group.settings.ring;
-  options.slots = group.settings.slots;
-  // One rank alone has nobody to ask, and copies.
-  options.pulls = group.size == 1 || among(group.settings.pulls_on, device);
-  options.no_offer = group.settings.no_mori;
-  options.let_peers_read = group.settings.let_peers_read;
-  if (group.settings.patience_ms) {
-    options.patience =
-        std::chrono::microseconds(static_cast<int64_t>(1000 * *group.settings.patience_ms));
-  }
-  options.allow_same_device = group.settings.allow_same_device;
-  options.allow_pcie = group.settings.allow_pcie;
-  if (group.settings.reduce_scatters && device != c10::kCPU) {
-    options.no_sums = group.settings.no_device_sums;
-  }
-  options.on_fault = std::move(on_fault);
-  if (among(group.settings.mori_on, device)) options.offer = std::move(mori);
-  return options;
-}
-
-// What may go direct; empty when nothing may.
-std::string operations(const Settings& settings, bool no_sums) {
-  std::string names = settings.all_gathers ? "all-gathers" : "";
-  if (!settings.reduce_scatters || no_sums) return names;
-  return names + (names.empty() ? "" : " and ") + "reduce-scatters";
-}
 
 // A torch that was not built for a device has no streams of it, and no tensors on it either.
 std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
@@ -82,10 +22,6 @@ std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
 }
 
 }  // namespace
-
-void set_log(std::function<void(const std::string&)> log) { log_function() = std::move(log); }
-
-void set_mori(Mori mori) { mori_offers() = std::move(mori); }
 
 Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
            c10::intrusive_ptr<c10d::Backend> inner)
@@ -97,13 +33,7 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       recorder_(group_->settings.trace_entries),
       direct_(recorder_.keep("")),
       not_ours_(recorder_.keep("not an operation that goes direct")),
-      rendezvous_(rendezvous_options(
-                      *group_, device,
-                      [this](const std::string& why) {
-                        // The vote's own test may fail without harm: the group then uses the inner.
-                        if (live_) record_fault(why);
-                      },
-                      [this] { return offer_mori(); }),
+      rendezvous_(vote_options(),
                   std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
       chain_(make_chain(device)) {
   rendezvous_.join();
@@ -249,100 +179,6 @@ void Lane::prepare(Collective& collective) {
   if (!voted_ && !collective.facts.capturing && !collective.facts.coalescing) vote();
 }
 
-void Lane::make_engine(c10::Device device) {
-  engine_device_ = device;
-  if (!group_->settings.enabled) return;
-  try {
-    engine_ = device.is_cpu() ? host_engine()
-                              : device_engine(group_->settings.hip ? driver::Vendor::kHip
-                                                                   : driver::Vendor::kCuda,
-                                              device.index(), group_->settings.driver, [device] {
-                                                return c10::impl::VirtualGuardImpl(device.type())
-                                                    .getStream(device)
-                                                    .native_handle();
-                                              });
-    one_at_a_time_ = engine_->shares_hardware_queues();
-  } catch (const std::exception& error) {
-    no_engine_ = error.what();
-  }
-}
-
-void Lane::vote() {
-  const auto engine = [this] {
-    if (!engine_) throw CannotShare(no_engine_);
-    return engine_;
-  };
-  const auto deadline = Clock::now() + timeout_.load();
-  // To the end of the vote: a peer that is slower still opens it, and what it would find instead is
-  // not the reason.
-  const std::unique_ptr<TestMemory> memory = test_memory(device_);
-  const auto test = [this, &memory, deadline](DirectPull& transport) {
-    return self_test(transport, *memory, *engine_, group_->rank, group_->size, deadline);
-  };
-  Rendezvous::Result result;
-  try {
-    result = rendezvous_.vote(engine, test, timeout_.load());
-  } catch (const std::exception& error) {
-    // Sticky: peers may have voted on what this rank has said so far.
-    std::string why = error.what();
-    if (dynamic_cast<const c10::Error*>(&error) != nullptr) {
-      why = "rank " + std::to_string(group_->rank) + ": the first direct operation of group " +
-            group_->name + " cannot use the group's store, look at the process that serves it: " +
-            why.substr(0, why.find('\n'));
-    }
-    end(why);
-    record_fault(fault());
-    throw GroupFault(fault());
-  }
-  {
-    std::lock_guard<std::mutex> lock(fault_mutex_);
-    if (!fault_.empty()) throw GroupFault(fault_);
-    way_ = result.transport ? result.transport->way() : "inner: " + result.reason;
-    transport_ = std::move(result.transport);
-  }
-  voted_ = true;
-  live_ = true;
-  off_everywhere_ = result.off_everywhere;
-  policy_.refusal = result.reason;
-  policy_.no_sums = result.no_sums;
-  const auto& least = group_->settings.min_bytes;
-  const TunedBounds tuned = tuned_bounds(group_->settings, device_);
-  const uint64_t untuned = engine_ ? engine_->least_bytes() : 0;
-  const uint64_t untuned_sum = engine_ ? engine_->least_sum_bytes() : 0;
-  policy_.min_bytes = least.value_or(tuned.min_bytes.value_or(untuned));
-  policy_.min_sum_bytes = least.value_or(tuned.min_sum_bytes.value_or(untuned_sum));
-  ready_from_ =
-      result.reason.empty() && result.no_sums.empty() ? policy_.min_sum_bytes : UINT64_MAX;
-  // A copy for each tensor, where the inner has one kernel for all.
-  policy_.min_mean_bytes = least ? 0 : tuned.min_mean_bytes.value_or(untuned);
-  const std::string which = operations(group_->settings, !result.no_sums.empty());
-  if (group_->rank == 0 && log_function() && !which.empty()) {
-    log_function()(announcement(result, which));
-  }
-}
-
-std::shared_ptr<CourierOffer> Lane::offer_mori() const {
-  if (!mori_offers()) throw CannotShare("nobody to ask for mori");
-  return mori_offers()(*group_, *engine_device_);
-}
-
-std::string Lane::announcement(const Rendezvous::Result& result, const std::string& which) const {
-  std::string how = " use " + inner_->getBackendName() + ": " + result.reason;
-  if (transport_) {
-    const std::string way = transport_->way();
-    const bool reads = way == "pull" || way == "slots";
-    how = reads ? " read the peers' memory directly" : " go by " + way;
-    if (!result.no_pull.empty()) how += ", because reading it is refused: " + result.no_pull;
-  }
-  return "group " + group_->name + " on " + c10::DeviceTypeName(device_, true) + ", " +
-         std::to_string(group_->size) + " ranks: " + which + how;
-}
-
-std::string Lane::way() const {
-  std::lock_guard<std::mutex> lock(fault_mutex_);
-  return way_;
-}
-
 void Lane::shutdown() {
   if (fork_guard_.forked()) return;
   leave(/*process_ends=*/false);
@@ -429,6 +265,11 @@ LaneRecord Lane::record() const {
     }
   }
   return record;
+}
+
+std::string Lane::way() const {
+  std::lock_guard<std::mutex> lock(fault_mutex_);
+  return way_;
 }
 
 std::string Lane::fault() const {

@@ -137,6 +137,7 @@ class Lane final : private Carrier, private Recorded {
   void record_fault(const std::string& why);
 
   void prepare(Collective& collective);
+  Rendezvous::Options vote_options();
   void make_engine(c10::Device device);
   std::shared_ptr<CourierOffer> offer_mori() const;
   std::string announcement(const Rendezvous::Result& result, const std::string& which) const;

@@ -341,10 +341,10 @@ void DirectPull::fail(const std::string& text) {
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
 void DirectPull::fail_carrying(const std::string& why) {
-  const std::string text = this_operation() + ": " + why;
   // The self-test tells the peers, but where they wait in the call itself.
-  if (!watched_ && (engine_->stream_ordered() || courier_)) throw std::runtime_error(text);
-  fail(text);
+  const bool told = !watched_ && (engine_->stream_ordered() || courier_);
+  if (told) throw std::runtime_error("the self-test failed: " + why);
+  fail(this_operation() + ": " + why);
 }
 
 std::string DirectPull::explain_error(const Verdict& verdict) const {

@@ -48,6 +48,12 @@ def _static_refusal(
 ) -> str:
     """Why a call goes to the inner unnumbered; empty when it may go direct."""
 
+def _landing_shape(slice_bytes: int, most_bytes: int, peers: int) -> tuple[int, int]:
+    """How a direct reduce-scatter of GPU tensors lands: (bytes of each peer's slice, landings).
+
+    `slice_bytes`: of one rank's slices of all tensors; `most_bytes`: PG_SDMA_LANDING_BYTES.
+    """
+
 def _slot_bytes(world: int, ring: int) -> int:
     """Bytes of a slot of shared memory in a group of CPU tensors; 0 where there are none.
 

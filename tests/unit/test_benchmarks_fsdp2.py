@@ -127,6 +127,7 @@ def test_a_handshake_is_the_time_in_a_call_before_its_direct_range() -> None:
     ("name", "kind"),
     [
         ("ncclDevKernel_ReduceScatter_Sum_f32_RING_LL", "reduce-scatter"),
+        ("_sum_slices", "sum of a direct reduce-scatter"),
         ("Memcpy PtoP (Device -> Device)", "peer copy"),
         ("Memcpy DtoD (Device -> Device)", "copy"),
         ("nvjet_tst_256x128_64x4", "GEMM"),
