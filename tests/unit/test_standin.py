@@ -6,21 +6,16 @@ for granted of CUDA, and of HIP.
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from cpp_program import SANITIZE, SANITIZE_FLAGS
+from cpp_program import SANITIZE
+from standin_programs import CUDA, HIP, LIBRARY, OUT, ROOT, STANDIN, built, run
 
-ROOT = Path(__file__).parents[2]
-STANDIN = ROOT / "tests" / "standin"
-OUT = ROOT / "out" / (f"standin-{SANITIZE}" if SANITIZE else "standin")
-LIBRARY = OUT / "libpgsdma_standin.so"
-CUDA, HIP = str(LIBRARY), f"hip:{LIBRARY}"  # the same library, by whose names it is called
+__all__ = ["built"]  # a fixture
+
 CHECKS = [
     name
     for source in sorted(STANDIN.glob("check_*.cpp"))
@@ -30,23 +25,6 @@ CHECKS = [
 CUDA_CHECKS = [name for name in CHECKS if not name.startswith("hip_")]
 # HIP has no contexts, and none of the chunks of expandable segments is shared.
 HIP_CHECKS = [name for name in CHECKS if not re.search("chunk|descriptors|context", name)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def built() -> None:
-    """Builds the stand-in and its programs where their sources are newer."""
-    if not (shutil.which("make") and shutil.which("g++")):
-        pytest.skip("make and g++ are needed")
-    flags = [f"CXXFLAGS={' '.join(SANITIZE_FLAGS)}"] if SANITIZE else []
-    subprocess.run(["make", "-s", "-j2", "-C", STANDIN, f"OUT={OUT}", *flags], check=True)
-
-
-def run(
-    command: list[str | Path], seconds: float = 120, **env: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=seconds, env=os.environ | env, check=False
-    )
 
 
 def check(name: str, driver: str = CUDA, **env: str) -> None:
@@ -175,62 +153,6 @@ def test_reduce_scatters_by_hip(ranks: int, queues: int, room: int, tmp_path: Pa
     assert set(re.findall(r"\d+ direct, \d+ inner", output)) == {"20 direct, 0 inner"}, output
 
 
-@pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
-def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
-    assert vote(tmp_path, driver, ranks=3) == {"direct"}
-
-
-FAULTS = {
-    "silent": "read nothing from rank",
-    "silent:16384:16384": "read nothing from rank . at shards of 16384 bytes",
-    "silent:1048577": "read nothing from rank . at shards of 1048577 bytes",
-    "late": "read nothing from rank",
-    "local": "the self-test read .* from rank",
-    "stuck": "have not ended after",
-    "early": "streams do not wait for counters",
-    "early:2": "a wait in the stream of rank . ended early",
-}
-
-
-@pytest.mark.parametrize("victim", [2, -1])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_broken_hip_sends_the_group_to_the_inner(fault: str, victim: int, tmp_path: Path) -> None:
-    """On one rank, or on all: every rank has the same reason, and ends."""
-    patience = 1500 if fault == "stuck" else 60000
-    [found] = vote(tmp_path, HIP, ranks=3, victim=victim, patience_ms=patience, STANDIN_FAULT=fault)
-    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
-
-
-# CUDA's sizes have no switches of path between them, and its waits are not held back.
-@pytest.mark.parametrize("fault", [fault for fault in FAULTS if ":" not in fault])
-def test_a_broken_cuda_sends_the_group_to_the_inner(fault: str, tmp_path: Path) -> None:
-    patience = 1500 if fault == "stuck" else 60000
-    [found] = vote(tmp_path, CUDA, ranks=3, victim=1, patience_ms=patience, STANDIN_FAULT=fault)
-    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
-
-
-def test_copies_that_hang_are_given_up_while_the_ranks_can_still_agree(tmp_path: Path) -> None:
-    """A timeout below the patience must not make some ranks raise and others use the inner."""
-    [found] = vote(tmp_path, HIP, ranks=3, victim=2, timeout_ms=6000, STANDIN_FAULT="stuck")
-    assert re.search(f"inner: rank .*{FAULTS['stuck']}", found), found
-
-
-@pytest.mark.parametrize(
-    "call", ["hipIpcGetMemHandle:1", "hipIpcOpenMemHandle:1", "hipIpcOpenMemHandle:4"]
-)
-def test_an_import_that_fails_on_one_rank_sends_all_to_the_inner(call: str, tmp_path: Path) -> None:
-    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
-    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
-
-
-@pytest.mark.parametrize("call", ["hipMemcpyAsync:1", "hipMemcpyAsync:6", "hipStreamWaitValue64:7"])
-def test_a_call_that_fails_in_the_self_test_sends_all_to_the_inner(
-    call: str, tmp_path: Path
-) -> None:
-    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
-    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
-
-
 REDUCTIONS = [(2, 0, 1024), (2, 1, 4096), (3, 0, 4096), (3, 1, 1024), (4, 0, 1 << 16), (4, 2, 1024)]
 
 
@@ -324,26 +246,6 @@ def test_200_killed_ranks(tmp_path: Path) -> None:
         told = lose(folder, ranks=2 + seed % 3, fate="killed", seed=seed)
         aborted += int(re.search(r"(\d+) aborted", told)[1])  # type: ignore[index]
     assert aborted > 0
-
-
-def vote(
-    folder: Path,
-    driver: str,
-    *,
-    ranks: int,
-    victim: int = -1,
-    timeout_ms: int = 60000,
-    patience_ms: int = 60000,
-    **env: str,
-) -> set[str]:
-    """What the ranks of a group say of its route; `env` is that of rank `victim`, or of all."""
-    pairs = [f"{name}={value}" for name, value in env.items()]
-    numbers = [str(number) for number in (ranks, victim, patience_ms, timeout_ms)]
-    done = run([OUT / "vote", driver, folder, *numbers, *pairs])
-    assert done.returncode == 0, done.stdout + done.stderr
-    said = re.findall(r"^rank \d: (.*)$", done.stdout, re.MULTILINE)
-    assert len(said) == ranks, done.stdout
-    return set(said)
 
 
 def lose(folder: Path, driver: str = CUDA, *, ranks: int, fate: str, seed: int, **env: str) -> str:

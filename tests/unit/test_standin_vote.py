@@ -1,0 +1,87 @@
+"""The vote over drivers that work, and over some that do not do what they say: on the stand-in."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from standin_programs import CUDA, HIP, OUT, built, run
+
+__all__ = ["built"]  # a fixture
+
+
+@pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
+def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
+    assert vote(tmp_path, driver, ranks=3) == {"direct"}
+
+
+FAULTS = {
+    "silent": "read nothing from rank",
+    "silent:16384:16384": "read nothing from rank . at shards of 16384 bytes",
+    "silent:1048577": "read nothing from rank . at shards of 1048577 bytes",
+    "late": "read nothing from rank",
+    "local": "the self-test read .* from rank",
+    "stuck": "have not ended after",
+    "early": "streams do not wait for counters",
+    "early:2": "a wait in the stream of rank . ended early",
+}
+
+
+@pytest.mark.parametrize("victim", [2, -1])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_broken_hip_sends_the_group_to_the_inner(fault: str, victim: int, tmp_path: Path) -> None:
+    """On one rank, or on all: every rank has the same reason, and ends."""
+    patience = 1500 if fault == "stuck" else 60000
+    [found] = vote(tmp_path, HIP, ranks=3, victim=victim, patience_ms=patience, STANDIN_FAULT=fault)
+    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
+
+
+# CUDA's sizes have no switches of path between them, and its waits are not held back.
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if ":" not in fault])
+def test_a_broken_cuda_sends_the_group_to_the_inner(fault: str, tmp_path: Path) -> None:
+    patience = 1500 if fault == "stuck" else 60000
+    [found] = vote(tmp_path, CUDA, ranks=3, victim=1, patience_ms=patience, STANDIN_FAULT=fault)
+    assert re.search(f"inner: rank .*{FAULTS[fault]}", found), found
+
+
+def test_copies_that_hang_are_given_up_while_the_ranks_can_still_agree(tmp_path: Path) -> None:
+    """A timeout below the patience must not make some ranks raise and others use the inner."""
+    [found] = vote(tmp_path, HIP, ranks=3, victim=2, timeout_ms=6000, STANDIN_FAULT="stuck")
+    assert re.search(f"inner: rank .*{FAULTS['stuck']}", found), found
+
+
+@pytest.mark.parametrize(
+    "call", ["hipIpcGetMemHandle:1", "hipIpcOpenMemHandle:1", "hipIpcOpenMemHandle:4"]
+)
+def test_an_import_that_fails_on_one_rank_sends_all_to_the_inner(call: str, tmp_path: Path) -> None:
+    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
+    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
+
+
+@pytest.mark.parametrize("call", ["hipMemcpyAsync:1", "hipMemcpyAsync:6", "hipStreamWaitValue64:7"])
+def test_a_call_that_fails_in_the_self_test_sends_all_to_the_inner(
+    call: str, tmp_path: Path
+) -> None:
+    [found] = vote(tmp_path, HIP, ranks=3, victim=1, STANDIN_FAIL=call)
+    assert re.search(f"inner: rank 1: .*{call.partition(':')[0]}: .*999", found), found
+
+
+def vote(
+    folder: Path,
+    driver: str,
+    *,
+    ranks: int,
+    victim: int = -1,
+    timeout_ms: int = 60000,
+    patience_ms: int = 60000,
+    **env: str,
+) -> set[str]:
+    """What the ranks of a group say of its route; `env` is that of rank `victim`, or of all."""
+    pairs = [f"{name}={value}" for name, value in env.items()]
+    numbers = [str(number) for number in (ranks, victim, patience_ms, timeout_ms)]
+    done = run([OUT / "vote", driver, folder, *numbers, *pairs])
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = re.findall(r"^rank \d: (.*)$", done.stdout, re.MULTILINE)
+    assert len(said) == ranks, done.stdout
+    return set(said)
