@@ -1,7 +1,7 @@
 """The driver calls of an in-place all-gather and nothing around them, issued from Python.
 
-They are in the order in which the engine makes them (csrc/transport/direct_pull.cpp), on a stream
-and on counters of their own.
+They are in the order in which the engine makes them for a synchronous call
+(csrc/transport/direct_gather.cpp), on the caller's stream and on counters of their own.
 """
 
 from __future__ import annotations
@@ -55,10 +55,7 @@ class BareGathers:
         self._rank = world.rank
         self._peers = [(world.rank + i) % world.size for i in range(1, world.size)]
         self._driver = driver = Driver(world.device.index)
-        least, greatest = ctypes.c_int(), ctypes.c_int()
-        driver("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-        self._stream = driver.stream(greatest.value)
-        self._begin, self._end = driver.event(), driver.event()
+        self._end = driver.event()
         self._number = 0
         self.counters = Counters(world, driver)
         self._arena = arena.data_ptr()
@@ -73,12 +70,10 @@ class BareGathers:
         """A call that gathers `shard` bytes a rank at the arena's start."""
 
         def gather(_: int) -> None:
-            driver, stream, counters = self._driver, self._stream, self.counters
-            caller = torch.cuda.current_stream().cuda_stream
+            driver, counters = self._driver, self.counters
+            stream = torch.cuda.current_stream().cuda_stream
             self._number += 1
             number = self._number
-            driver("cuEventRecord", self._begin, caller)
-            driver("cuStreamWaitEvent", stream, self._begin, 0)
             operations = [write(counters.ready[self._rank], number)]
             for peer in self._peers:
                 driver.operate(stream, *operations, wait(counters.ready[peer], number))
@@ -89,6 +84,5 @@ class BareGathers:
             waits = (wait(counters.done[peer], number) for peer in self._peers)
             driver.operate(stream, write(counters.done[self._rank], number), *waits)
             driver("cuEventRecord", self._end, stream)
-            driver("cuStreamWaitEvent", caller, self._end, 0)
 
         return gather

@@ -38,7 +38,11 @@ class StreamChain final : public Chain {
   void before_direct(Transport& transport) override {
     queue_ = &transport.queue();
     const c10::Stream caller = guard_.getStream(*device_);
-    queue_->follow_caller();
+    if (asynchronous_) {
+      queue_->follow_caller();
+    } else {
+      queue_->use_callers_stream();
+    }
     if (inner_stream_ && *inner_stream_ != caller && inner_stream_->device() == *device_) {
       queue_->follow(inner_stream_->native_handle());
     }
@@ -61,6 +65,7 @@ class StreamChain final : public Chain {
   WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) override {
     reap();
     device_ = collective->device();
+    asynchronous_ = collective->async;
     std::vector<WorkPtr> pending = carrier.carry(*collective);
     if (!collective->async) {
       if (direct_is_last_) queue_->caller_follows();
@@ -102,6 +107,7 @@ class StreamChain final : public Chain {
   const c10::impl::VirtualGuardImpl guard_;
   Queue* queue_ = nullptr;             // the transport's, once it has carried something
   std::optional<c10::Device> device_;  // of the last call
+  bool asynchronous_ = false;          // the last call
   bool direct_is_last_ = false;
   std::optional<c10::Stream> inner_stream_;
   c10::weak_intrusive_ptr<c10d::Work> inner_work_{WorkPtr()};

@@ -132,8 +132,10 @@ class Waiter {
 class Queue {
  public:
   virtual ~Queue() = default;
-  // Later programs start after all that the caller's current stream holds now.
+  // Where later programs run, behind those before them: on the queue's own stream, behind all that
+  // the caller's current stream holds now; or on that stream itself, which costs no events.
   virtual void follow_caller() = 0;
+  virtual void use_callers_stream() = 0;
   virtual void run(const Program& program, Waiter& waiter) = 0;
   // The caller's current stream continues only after the programs run so far.
   virtual void caller_follows() = 0;

@@ -110,6 +110,7 @@ class HostQueue final : public Queue {
       : page_(static_cast<const char*>(page)), end_(page_ + bytes) {}
 
   void follow_caller() override {}
+  void use_callers_stream() override {}
   void caller_follows() override {}
   void follow(void*) override {}
 

@@ -102,8 +102,8 @@ StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page,
     int least = 0;
     int greatest = 0;
     device_->must(library.priority_range, &least, &greatest);
-    device_->must(library.create_stream, &stream_, driver::kNonBlocking, greatest);
-    at_ = stream_;
+    device_->must(library.create_stream, &own_, driver::kNonBlocking, greatest);
+    stream_ = at_ = own_;
     lanes_.resize(device_->copy_streams - 1);
   } catch (...) {
     library.unregister_host(page_);
@@ -118,7 +118,7 @@ StreamQueue::~StreamQueue() {
   if (!drained()) return;
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
-  library.destroy_stream(stream_);
+  library.destroy_stream(own_);
   if (side_ != nullptr) library.destroy_stream(side_);
   for (const Lane& lane : lanes_) {
     if (lane.stream != nullptr) library.destroy_stream(lane.stream);
@@ -140,7 +140,10 @@ bool StreamQueue::drained() {
   }
 }
 
-void StreamQueue::follow_caller() { follow(device_->current_stream()); }
+void StreamQueue::follow_caller() {
+  use(own_);
+  follow(device_->current_stream());
+}
 
 void StreamQueue::follow(void* stream) {
   const driver::Library& library = *device_->library;
@@ -149,10 +152,29 @@ void StreamQueue::follow(void* stream) {
   device_->must(library.wait_event, stream_, events_->record(stream).get(), 0);
 }
 
+void StreamQueue::use_callers_stream() { use(device_->current_stream()); }
+
+void StreamQueue::use(driver::Stream stream) {
+  if (stream == stream_) return;
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(*device_->library);
+  std::shared_ptr<void> before = end();
+  device_->must(device_->library->wait_event, stream, before.get(), 0);
+  stream_ = at_ = stream;
+  end_ = std::move(before);
+}
+
+// A caller's stream may hold more than programs by the time that somebody asks, and the stream
+// may be gone; unless a program failed half-way.
+std::shared_ptr<void> StreamQueue::end() const {
+  return stream_ == own_ || !end_ ? events_->record(stream_) : end_;
+}
+
 void StreamQueue::run(const Program& program, Waiter&) {
   const driver::Library& library = *device_->library;
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
+  end_.reset();
   for (const Step& step : program) {
     if (step.track != track_) turn_to(step.track);
     switch (step.kind) {
@@ -174,6 +196,7 @@ void StreamQueue::run(const Program& program, Waiter&) {
   flush();
   flush_copies();
   if (track_ != 0) turn_to(0);
+  if (stream_ != own_) end_ = events_->record(stream_);
 }
 
 driver::Stream StreamQueue::make_stream() {
@@ -244,18 +267,20 @@ void StreamQueue::enqueue_on_side(const Step& step) {
   }
 }
 
-void StreamQueue::caller_follows() { mark()->caller_follows(); }
-
-std::shared_ptr<Queue::Marker> StreamQueue::mark() { return mark(stream_); }
-
-std::shared_ptr<Queue::Marker> StreamQueue::mark_caller() {
-  return mark(device_->current_stream());
+void StreamQueue::caller_follows() {
+  if (device_->current_stream() != stream_) mark()->caller_follows();
 }
 
-std::shared_ptr<Queue::Marker> StreamQueue::mark(driver::Stream stream) {
+std::shared_ptr<Queue::Marker> StreamQueue::mark() {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(*device_->library);
-  return std::make_shared<EventMarker>(events_, events_->record(stream));
+  return std::make_shared<EventMarker>(events_, end());
+}
+
+std::shared_ptr<Queue::Marker> StreamQueue::mark_caller() {
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(*device_->library);
+  return std::make_shared<EventMarker>(events_, events_->record(device_->current_stream()));
 }
 
 void StreamQueue::note(const Step& step) {

@@ -1,5 +1,6 @@
-// A queue on a stream of its own. Waits and writes are the driver's stream memory operations on the
-// control page, copies its asynchronous copies. Launches go to a second stream, made at the first.
+// A queue on a stream of its own, or on its caller's. Waits and writes are the driver's stream memory
+// operations on the control page, copies its asynchronous copies. Launches go to a second stream,
+// made at the first.
 #pragma once
 
 #include <array>
@@ -22,6 +23,7 @@ class StreamQueue final : public Queue {
   ~StreamQueue() override;
 
   void follow_caller() override;
+  void use_callers_stream() override;
   void follow(void* stream) override;
   void run(const Program& program, Waiter& waiter) override;
   void caller_follows() override;
@@ -29,7 +31,8 @@ class StreamQueue final : public Queue {
   std::shared_ptr<Marker> mark_caller() override;
 
  private:
-  std::shared_ptr<Marker> mark(driver::Stream stream);
+  std::shared_ptr<void> end() const;
+  void use(driver::Stream stream);
   void note(const Step& step);
   void note_copy(const Step& step);
   driver::Stream make_stream();
@@ -44,8 +47,10 @@ class StreamQueue final : public Queue {
   void* page_;
   size_t bytes_;
   driver::Address page_on_device_ = 0;
-  driver::Stream stream_ = nullptr;
-  driver::Stream side_ = nullptr;  // of launches
+  driver::Stream own_ = nullptr;
+  driver::Stream stream_ = nullptr;  // that programs run on now: own_ or a caller's
+  std::shared_ptr<void> end_;        // of the last program, where that ran on a caller's
+  driver::Stream side_ = nullptr;    // of launches
   // Tracks above 0 spread over stream_ and these; `at_` is the stream that steps go to.
   struct Lane {
     driver::Stream stream = nullptr;

@@ -58,6 +58,64 @@ CHECK(a_program_is_ordered_between_the_callers_work) {
   REQUIRE(counters[0] == 2 && fourth.data()[63] == 9);
 }
 
+CHECK(programs_run_on_the_callers_stream) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  queue->use_callers_stream();
+  const long waits = standin_calls("cuStreamWaitEvent");
+  for (uint64_t i = 1; i <= 10; ++i) {
+    queue->use_callers_stream();
+    queue->run({Step::wait(counters[1], i), Step::write(counters[0], i)}, no_waiter);
+    queue->caller_follows();
+  }
+  REQUIRE(standin_calls("cuStreamWaitEvent") == waits);
+  const auto end = queue->mark();
+  // What the caller enqueues later is not the queue's.
+  Counters gates;
+  const auto holder = engine->queue(gates.page(), 4096);
+  holder->run({Step::wait(gates[0], 1)}, no_waiter);
+  holder->caller_follows();
+  counters[1] = 9;
+  REQUIRE(soon([&] { return counters[0] == 9; }));
+  REQUIRE(!end->passed());
+  counters[1] = 10;
+  REQUIRE(soon([&] { return end->passed(); }));
+  gates[0] = 1;
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+}
+
+// Each program must wait for the one before it, although no caller's stream does.
+CHECK(programs_keep_their_order_over_all_streams) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  Stream streams[2] = {caller, nullptr};
+  REQUIRE(driver::cuStreamCreateWithPriority(&streams[1], driver::kNonBlocking, 0) == 0);
+  // 0 and 1: that caller's stream; 2: the queue's own, called from stream 1.
+  const auto turn_to = [&](int where) {
+    caller = streams[where % 2];
+    if (where == 2) {
+      queue->follow_caller();
+    } else {
+      queue->use_callers_stream();
+    }
+  };
+  uint64_t number = 0;
+  for (const auto& [from, to] : {std::pair{2, 0}, {0, 1}, {1, 0}, {0, 2}, {2, 2}, {0, 0}}) {
+    ++number;
+    turn_to(from);
+    queue->run({Step::wait(counters[1], number)}, no_waiter);
+    turn_to(to);
+    queue->run({Step::write(counters[0], number)}, no_waiter);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    REQUIRE(counters[0] == number - 1);
+    counters[1] = number;
+    REQUIRE(soon([&] { return counters[0] == number; }));
+  }
+  caller = streams[0];
+}
+
 CHECK(long_batches_are_split) {
   const auto engine = engine_on(0);
   Counters counters;

@@ -212,7 +212,11 @@ class Rank {
     ++direct_;
     const int landings = 1 + static_cast<int>(operation % kMostLandings);
     StreamReducer& reducer = reducers_.emplace_back(type, rank_, world_, landings, room_, factor);
-    transport_.queue().follow_caller();
+    if (draw(own_, 2) == 0) {
+      transport_.queue().follow_caller();
+    } else {
+      transport_.queue().use_callers_stream();
+    }
     transport_.reduce(call, reducer);
     transport_.queue().caller_follows();
     for (size_t t = 0; t < tensors.size(); ++t) {

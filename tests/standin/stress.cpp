@@ -141,7 +141,11 @@ class Rank {
       return;
     }
     ++direct_;
-    transport_.queue().follow_caller();
+    if (draw(own_, 2) == 0) {
+      transport_.queue().follow_caller();
+    } else {
+      transport_.queue().use_callers_stream();
+    }
     transport_.carry(call);
     transport_.queue().caller_follows();
     for (size_t p = 0; p < tensors.size(); ++p) look(temporaries, checks, tensors[p], p, operation);
