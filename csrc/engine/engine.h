@@ -69,8 +69,9 @@ struct Step {
   size_t bytes = 0;
   const Launch* launch = nullptr;  // kLaunch: it lives until the program has been enqueued
   // Steps of one track run in order. Those of different tracks above 0 may run side by side,
-  // between the steps of track 0 before them and behind them.
+  // between the steps of track 0 before them and behind them; kBeside does wherever it can.
   uint32_t track = 0;
+  static constexpr uint32_t kBeside = UINT32_MAX;
 
   static Step wait(Counter& counter, uint64_t value) {
     return {Kind::kWait, &counter, value, nullptr, 0, 0, 0};

@@ -104,7 +104,7 @@ StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page,
     device_->must(library.priority_range, &least, &greatest);
     device_->must(library.create_stream, &own_, driver::kNonBlocking, greatest);
     stream_ = at_ = own_;
-    lanes_.resize(device_->copy_streams - 1);
+    lanes_.resize(device_->copy_streams);
   } catch (...) {
     library.unregister_host(page_);
     throw;
@@ -209,37 +209,39 @@ driver::Stream StreamQueue::make_stream() {
   return made;
 }
 
+StreamQueue::Lane* StreamQueue::lane_of(uint32_t track) {
+  if (track == 0) return nullptr;
+  if (track == Step::kBeside) return &lanes_.back();
+  const size_t number = (track - 1) % lanes_.size();
+  return number == 0 ? nullptr : &lanes_[number - 1];
+}
+
 // Every wait is for something enqueued before it, as on the side.
 void StreamQueue::turn_to(uint32_t track) {
-  if (lanes_.empty()) {
-    track_ = track;
-    return;
-  }
+  Lane* const lane = lane_of(track);
+  const bool spreads = track == Step::kBeside || (track != 0 && lanes_.size() > 1);
+  const bool forks = spreads && !fork_;
+  const bool joins = track == 0 && fork_;
+  track_ = track;
+  if (!forks && !joins && at_ == (lane == nullptr ? stream_ : lane->stream)) return;
   flush();
   flush_copies();
   const driver::Library& library = *device_->library;
-  if (track == 0) {
-    for (Lane& lane : lanes_) {
-      if (!lane.used) continue;
-      device_->must(library.wait_event, stream_, events_->record(lane.stream).get(), 0);
-      lane.used = false;
+  at_ = stream_;
+  if (joins) {
+    for (Lane& used : lanes_) {
+      if (!used.used) continue;
+      device_->must(library.wait_event, stream_, events_->record(used.stream).get(), 0);
+      used.used = false;
     }
     fork_.reset();
-    at_ = stream_;
-  } else {
-    if (track_ == 0) fork_ = events_->record(stream_);
-    const size_t number = (track - 1) % (lanes_.size() + 1);
-    if (number == 0) {
-      at_ = stream_;
-    } else {
-      Lane& lane = lanes_[number - 1];
-      if (lane.stream == nullptr) lane.stream = make_stream();
-      if (!lane.used) device_->must(library.wait_event, lane.stream, fork_.get(), 0);
-      lane.used = true;
-      at_ = lane.stream;
-    }
   }
-  track_ = track;
+  if (forks) fork_ = events_->record(stream_);
+  if (lane == nullptr) return;
+  if (lane->stream == nullptr) lane->stream = make_stream();
+  if (!lane->used) device_->must(library.wait_event, lane->stream, fork_.get(), 0);
+  lane->used = true;
+  at_ = lane->stream;
 }
 
 // Every wait is for something enqueued before it: all of it may share one hardware queue.

@@ -1,6 +1,6 @@
-// A queue on a stream of its own, or on its caller's. Waits and writes are the driver's stream memory
-// operations on the control page, copies its asynchronous copies. Launches go to a second stream,
-// made at the first.
+// A queue on a stream of its own, or on its caller's. Waits and writes are the driver's stream
+// memory operations on the control page, copies its asynchronous copies. Launches go to a second
+// stream, made at the first.
 #pragma once
 
 #include <array>
@@ -51,15 +51,17 @@ class StreamQueue final : public Queue {
   driver::Stream stream_ = nullptr;  // that programs run on now: own_ or a caller's
   std::shared_ptr<void> end_;        // of the last program, where that ran on a caller's
   driver::Stream side_ = nullptr;    // of launches
-  // Tracks above 0 spread over stream_ and these; `at_` is the stream that steps go to.
+  // Tracks above 0 spread over stream_ and these, the last of which is kBeside's; `at_` is the
+  // stream that steps go to.
   struct Lane {
     driver::Stream stream = nullptr;
     bool used = false;  // since the last step of track 0
   };
   std::vector<Lane> lanes_;
+  Lane* lane_of(uint32_t track);  // null: stream_
   driver::Stream at_ = nullptr;
   uint32_t track_ = 0;
-  std::shared_ptr<void> fork_;  // stream_ at the last step of track 0
+  std::shared_ptr<void> fork_;  // where lanes start, until they are joined
   std::vector<std::shared_ptr<void>> marks_;
   // Noted, and not yet enqueued: there is never some of both.
   std::vector<driver::MemoryOperation> operations_;

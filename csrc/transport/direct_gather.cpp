@@ -68,6 +68,7 @@ void DirectPull::write_program(const Call& call) {
   if (engine_->stream_ordered()) {
     program_.push_back(Step::write(page_.ready(rank), number_));
     const Wave all = std::move(cut(call, SIZE_MAX).front());
+    copy_own(call, all, call.shard_bytes() < options_.beside_from ? 0 : Step::kBeside);
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
@@ -77,10 +78,9 @@ void DirectPull::write_program(const Call& call) {
       copy_from(peer, call, all, track);
     }
     program_.push_back(Step::write(page_.done(rank), number_));
-    copy_own(call, all);
   } else {
     for (const Wave& wave : cut(call, engine_->wave_bytes())) {
-      copy_own(call, wave);
+      copy_own(call, wave, 0);
       for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave, 0);
     }
     program_.push_back(Step::write(page_.done(rank), number_));
@@ -90,13 +90,13 @@ void DirectPull::write_program(const Call& call) {
   }
 }
 
-void DirectPull::copy_own(const Call& call, const Wave& parts) {
+void DirectPull::copy_own(const Call& call, const Wave& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Piece& piece = call.pieces[part.tensor];
     auto* to = static_cast<char*>(piece.outputs[options_.rank]);
     if (to == piece.input) continue;
     const auto from = reinterpret_cast<uintptr_t>(piece.input);
-    program_.push_back(Step::copy(to + part.offset, 0, from + part.offset, part.bytes));
+    program_.push_back(Step::copy(to + part.offset, 0, from + part.offset, part.bytes).on(track));
   }
 }
 

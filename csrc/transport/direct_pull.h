@@ -26,6 +26,10 @@ namespace pg_sdma {
 
 class DirectPull final : public Transport {
  public:
+  // Bytes from which the own shard is copied beside the peers': then the time that it takes is more
+  // than that of the events around it (docs/performance.md).
+  static constexpr size_t kBesideFrom = size_t{16} << 20;
+
   struct Options {
     std::string group;  // for messages
     int rank = 0;
@@ -38,6 +42,7 @@ class DirectPull final : public Transport {
     bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
     bool keep_slots = false;            // for tests: whatever is faster
+    size_t beside_from = kBesideFrom;
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
     // anything else comes of it.
     std::function<void(const std::string&)> on_fault;
@@ -97,7 +102,7 @@ class DirectPull final : public Transport {
   void write_program(const Call& call);               // of an all-gather, into program_
   void hand_over(const Call& call, Waiter& waiting);  // to the courier
   // Add to program_.
-  void copy_own(const Call& call, const Wave& wave);
+  void copy_own(const Call& call, const Wave& wave, uint32_t track);
   void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
