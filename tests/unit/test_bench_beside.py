@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pg_sdma.bench import beside, layers, measure, overlap
-from pg_sdma.bench.contenders import Gathers
+from pg_sdma.bench.contenders import Calls
 from pg_sdma.bench.layers import Forward, Model
 from pg_sdma.bench.overlap import Timeline
 
@@ -67,7 +67,7 @@ def forward_of(numbers: int) -> Forward:
     return Forward(world, MODEL, numbers, seq=3)
 
 
-def gathers_for(forward: Forward, broken: bool = False, fresh: bool = False) -> Gathers:
+def gathers_for(forward: Forward, broken: bool = False, fresh: bool = False) -> Calls:
     """What rank 0 would send comes from its seeds; calls have two buffers, or new ones each."""
     outputs = [torch.zeros(48, dtype=torch.bfloat16) for _ in range(2)]
     own = [torch.zeros(24, dtype=torch.bfloat16) if fresh else o[24:] for o in outputs]
@@ -82,7 +82,7 @@ def gathers_for(forward: Forward, broken: bool = False, fresh: bool = False) -> 
             output[:24] = peers[found[0]]
         return output
 
-    return Gathers(own, call)
+    return Calls(own, call)
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -111,7 +111,9 @@ def test_what_moves_other_bytes_is_not_checked_but_timed(monkeypatch: pytest.Mon
     monkeypatch.setitem(layers.MODELS, "tiny", MODEL)
     world: Any = World()
     forward = forward_of(2)
-    copies = Gathers([torch.zeros(24, dtype=torch.bfloat16)] * 2, gathers_for(forward).call, False)
+    copies = Calls(
+        [torch.zeros(24, dtype=torch.bfloat16)] * 2, gathers_for(forward).call, operation=None
+    )
     rows = layers.measure(world, {"a": gathers_for(forward), "copy": copies}, "tiny", 2, 3, 2, 3)
     assert [(row.contender, row.wrong) for row in rows] == [("a", 0), ("copy", None)]
     assert all(row.both > 0 and row.gathers_alone > 0 for row in rows)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 
 from pg_sdma.bench import all_gather
-from pg_sdma.bench.all_gather import count_wrong
 from pg_sdma.bench.buffers import Arena, Buffers, Case, make_buffers
 
 CPU = torch.device("cpu")
@@ -56,37 +56,36 @@ def perfect(case: Case) -> Callable[..., None]:
     return gather
 
 
+def count_wrong(case: Case, gather: Callable[..., None]) -> int:
+    """Elements that the benchmark's check finds wrong of what `gather` does."""
+    operation = replace(all_gather.OPERATION, call=gather)
+    return operation.count_wrong(case, made(case)[0], None)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("in_place", [False, True])
-def test_every_element_that_did_not_arrive_is_wrong(
-    dtype: torch.dtype, in_place: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_element_that_did_not_arrive_is_wrong(dtype: torch.dtype, in_place: bool) -> None:
     case = Case(dtype, 7, 2, in_place, ranks=(0, 1, 2), rank=1)
-    (buffer,) = made(case)
-    monkeypatch.setattr(all_gather, "gather", perfect(case))
-    assert count_wrong(case, buffer, None) == 0
-    monkeypatch.setattr(all_gather, "gather", lambda buffer, group: None)
+    assert count_wrong(case, perfect(case)) == 0
     # In place the own share is there without a gather.
-    assert count_wrong(case, buffer, None) == 2 * 7 * (2 if in_place else 3)
+    assert count_wrong(case, lambda buffer, group: None) == 2 * 7 * (2 if in_place else 3)
 
 
-def test_a_single_wrong_element_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_single_wrong_element_counts_once() -> None:
     case = Case(torch.float32, 7, 1, False, ranks=(0, 1), rank=0)
 
     def almost(buffer: Buffers, group: object) -> None:
         perfect(case)(buffer, group)
         buffer.whole[0].view(torch.int32)[9] ^= 0x0101  # two bytes of one element
 
-    monkeypatch.setattr(all_gather, "gather", almost)
-    assert count_wrong(case, made(case)[0], None) == 1
+    assert count_wrong(case, almost) == 1
 
 
-def test_two_shares_in_each_other_s_place_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_shares_in_each_other_s_place_are_wrong() -> None:
     case = Case(torch.int64, 7, 1, False, ranks=(0, 1), rank=0)
 
     def swapped(buffer: Buffers, group: object) -> None:
         perfect(case)(buffer, group)
         buffer.whole[0].copy_(buffer.whole[0].roll(7))
 
-    monkeypatch.setattr(all_gather, "gather", swapped)
-    assert count_wrong(case, made(case)[0], None) == 14
+    assert count_wrong(case, swapped) == 14

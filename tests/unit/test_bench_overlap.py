@@ -9,7 +9,9 @@ from typing import Any
 import matplotlib
 import pytest
 
-from pg_sdma.bench import layers, overlap
+from pg_sdma.bench import all_gather, layers, overlap, reduce_scatter
+from pg_sdma.bench.field import OPERATIONS
+from pg_sdma.bench.operation import Operation
 from pg_sdma.bench.overlap import Overlap, Timeline, inside
 from pg_sdma.bench.plot import crossover, draw, peak_busbw
 from pg_sdma.bench.trace import activities, lines
@@ -54,7 +56,10 @@ def test_a_timeline_ends_with_the_later_stream() -> None:
 @pytest.mark.parametrize(
     ("heading", "line"),
     [
-        (overlap.HEADING, overlap.line(OVERLAP)),
+        *(
+            (overlap.heading(operation), overlap.line(OVERLAP, operation))
+            for operation in OPERATIONS.values()
+        ),
         (
             layers.HEADING,
             layers.line(layers.Step("llama-70b", 2048, 24, 2**30, "sdma", 0.1, 0.1, 0.1, 0)),
@@ -63,6 +68,21 @@ def test_a_timeline_ends_with_the_later_stream() -> None:
 )
 def test_a_line_fits_its_heading(heading: str, line: str) -> None:
     assert len(line) == len(heading)
+
+
+@pytest.mark.parametrize(
+    ("operation", "noun", "size_of"),
+    [
+        (all_gather.OPERATION, "all-gather", "output"),
+        (reduce_scatter.OPERATION, "reduce-scatter", "input"),
+    ],
+)
+def test_the_table_names_the_operation(operation: Operation, noun: str, size_of: str) -> None:
+    assert f" {noun} alone " in overlap.heading(operation)
+    said = overlap.meaning(operation, 64)
+    assert said.startswith(f"# {noun}: ")
+    assert f"size is its {size_of}\n" in said
+    assert "64^3" in said
 
 
 @pytest.mark.parametrize("name", layers.MODELS)

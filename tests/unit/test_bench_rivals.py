@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from pg_sdma.bench import rivals
+from pg_sdma.bench import reduce_scatter, rivals
 from pg_sdma.bench.buffers import Arena, Case
-from pg_sdma.bench.contenders import Gathers, PeerCopy, SetUp, count_wrong, room_for
-from pg_sdma.bench.field import CONTENDERS, agreed, field, set_ups
+from pg_sdma.bench.contenders import Calls, PeerCopy, SetUp, count_wrong, room_for
+from pg_sdma.bench.field import CONTENDERS, CONTENDERS_OF, OPERATIONS, agreed, field, set_ups
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.rivals import Row, heading, line, on_device, remarks
 from pg_sdma.bench.trace import Activity
@@ -102,13 +102,32 @@ def test_a_peer_copy_leaves_the_own_shard(rank: int) -> None:
 def test_a_gather_that_does_nothing_is_wrong_everywhere() -> None:
     case = Case(torch.float32, 7, 1, False, ranks=(0, 1), rank=1)
     output = torch.zeros(14)
-    assert count_wrong(case, Gathers([torch.zeros(7)], lambda i: output)) == 14
+    assert count_wrong(case, Calls([torch.zeros(7)], lambda i: output)) == 14
 
 
 def test_a_copy_of_other_bytes_is_not_checked() -> None:
     case = Case(torch.float32, 7, 1, True, ranks=(0, 1), rank=1)
-    gathers = Gathers([torch.zeros(7)], lambda i: torch.zeros(14), moves_peers_data=False)
-    assert count_wrong(case, gathers) is None
+    copies = Calls([torch.zeros(7)], lambda i: torch.zeros(14), operation=None)
+    assert count_wrong(case, copies) is None
+
+
+def test_a_reduce_scatter_is_checked_by_its_sums() -> None:
+    case = Case(torch.bfloat16, 7, 1, False, ranks=(0, 1), rank=1)
+    given, output = torch.zeros(14, dtype=case.dtype), torch.zeros(7, dtype=case.dtype)
+    peer = reduce_scatter.numbers(case, 0, 0, 1, CPU)
+
+    def sums(i: int) -> torch.Tensor:
+        return torch.add(given[7:], peer, out=output)
+
+    assert count_wrong(case, Calls([given], sums, reduce_scatter.OPERATION)) == 0
+    idle = Calls([given], lambda i: output, reduce_scatter.OPERATION)
+    assert count_wrong(case, idle) == 7
+
+
+def test_every_operation_has_contenders_that_are_known() -> None:
+    assert list(CONTENDERS_OF) == list(OPERATIONS)
+    assert CONTENDERS_OF["all_gather"] == CONTENDERS
+    assert all(set(names) <= set(CONTENDERS) for names in CONTENDERS_OF.values())
 
 
 NAMES = ["sdma", "nccl", "peer copy"]

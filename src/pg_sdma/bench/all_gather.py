@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pg_sdma.bench import sweep
-from pg_sdma.bench.buffers import Buffers, Case, differing
+from pg_sdma.bench.buffers import Buffers, Case
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.operation import Operation
 
@@ -27,23 +27,14 @@ def gather(buffers: Buffers, group: dist.ProcessGroup) -> None:
             all_gather(output, own, group=group)
 
 
-def count_wrong(case: Case, buffers: Buffers, group: dist.ProcessGroup) -> int:
-    """Gathers known bytes into outputs that are wrong everywhere; counts elements still wrong."""
-    expected = [gathered(case, t, output.device) for t, output in enumerate(buffers.whole)]
-    start = case.rank * case.shard_bytes
-    for output, own, bits in zip(buffers.whole, buffers.shards, expected, strict=True):
-        output.view(torch.uint8).copy_(~bits)
-        own.view(torch.uint8).copy_(bits[start : start + case.shard_bytes])
-    gather(buffers, group)
-    return sum(
-        differing(output, bits.view(case.dtype))
-        for output, bits in zip(buffers.whole, expected, strict=True)
-    )
-
-
 def gathered(case: Case, tensor: int, device: torch.device) -> Tensor:
     """The bytes that the output of `tensor` should hold."""
     return torch.cat([shard(case, tensor, rank, device) for rank in case.ranks])
+
+
+def own_shard(case: Case, tensor: int, device: torch.device) -> Tensor:
+    """The bytes that this rank gives."""
+    return shard(case, tensor, case.ranks[case.rank], device)
 
 
 def shard(case: Case, tensor: int, rank: int, device: torch.device) -> Tensor:
@@ -56,7 +47,7 @@ def shard(case: Case, tensor: int, rank: int, device: torch.device) -> Tensor:
     return bits.view(torch.uint8)[: case.shard_bytes]
 
 
-OPERATION = Operation("all_gather", "output", "input", "none", gather, count_wrong)
+OPERATION = Operation("all_gather", "output", "input", "none", gather, own_shard, gathered)
 
 
 def run(world: World, options: Namespace) -> None:

@@ -1,15 +1,16 @@
-"""`pg-sdma bench overlap`: what all-gathers and matrix products do to each other."""
+"""`pg-sdma bench overlap`: what a collective and matrix products do to each other."""
 
 from __future__ import annotations
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from pg_sdma.bench import layers, overlap, trace
-from pg_sdma.bench.contenders import Contender, Gathers, room_for
-from pg_sdma.bench.field import Field, close, field, ready, set_ups
+from pg_sdma.bench.contenders import Calls, Contender, room_for
+from pg_sdma.bench.field import OPERATIONS, Field, close, field, ready, set_ups
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Call, Gate, own_stream
 from pg_sdma.bench.progress import progress
@@ -25,9 +26,11 @@ def run(world: World, options: Namespace) -> None:
 
     Raises SystemExit(1) on every rank where an element was wrong or no contender can run.
     """
+    operation = OPERATIONS[options.operation]
+    os.environ.update(operation.environment)
     with own_stream(world):
         room = room_for(2 * largest(options), world.size)  # two buffers in turn
-        found = field(world, set_ups(options.contenders, world, room))
+        found = field(world, set_ups(options.contenders, world, room, operation))
         bench = Bench(world, found, options)
         with progress(world.rank == 0, bench.parts) as (say, advance):
             bench.run(say, advance)
@@ -39,7 +42,7 @@ def run(world: World, options: Namespace) -> None:
 
 
 def largest(options: Namespace) -> int:
-    """Bytes of the largest output, with room for rounding it up to shards and alignment."""
+    """Bytes of the largest size, with room for rounding it up to shards and alignment."""
     of_layers = [layers.MODELS[model].layer_numel * BF16 for model in options.models]
     return max([*options.sizes, *of_layers]) + 2**20
 
@@ -52,6 +55,7 @@ class Bench:
         self._contenders = found.contenders
         self._absent = found.absent
         self._options = options
+        self._operation = OPERATIONS[options.operation]
         self._models = [(model, seq) for model in options.models for seq in options.seq]
         self._chains: list[dict[str, Any]] = []
         self._steps: list[dict[str, Any]] = []
@@ -72,8 +76,8 @@ class Bench:
             Gate(self._world.device),
             overlap.Products(self._options.gemm, self._world.device),
         )
-        say(overlap.MEANING.format(n=self._options.gemm))
-        say(f"{overlap.HEADING}  route")
+        say(overlap.meaning(self._operation, self._options.gemm))
+        say(f"{overlap.heading(self._operation)}  route")
         for size in self._options.sizes:
             self._beside_chain(side, size, say)
             advance()
@@ -91,6 +95,7 @@ class Bench:
         return {
             **self._world.facts(),
             "operation": "overlap",
+            "collective": self._operation.name,
             "absent": dict(self._absent),
             "gemm": self._options.gemm,
             "rounds": self._options.rounds,
@@ -103,7 +108,7 @@ class Bench:
         self, side: overlap.SideBySide, size: int, say: Callable[[str], None]
     ) -> None:
         options = self._options
-        calls = _calls(self._gathers(size // BF16, say))
+        calls = _callables(self._prepared(size // BF16, say))
         before = self._counts()
         rows, failed = overlap.measure(
             side, calls, size, self._world, options.gathers, options.rounds
@@ -112,14 +117,17 @@ class Bench:
             say(f"# not measured: {name}, {size} B: {why}")
         routes = self._routes(before)
         for row in rows:
-            say(f"{overlap.line(row)}  {routes[row.contender]}")
+            say(f"{overlap.line(row, self._operation)}  {routes[row.contender]}")
             self._chains.append(row.as_json() | {"route": routes[row.contender]})
 
     def _trace(self, side: overlap.SideBySide, say: Callable[[str], None]) -> None:
-        calls = _calls(self._gathers(self._options.sizes[-1] // BF16, say))
+        calls = _callables(self._prepared(self._options.sizes[-1] // BF16, say))
         phases: dict[str, Callable[[], object]] = {}
         for name, call in calls.items():
-            for gemms, what in ((0, "gathers alone"), (TRACED_GEMMS, "beside products")):
+            for gemms, what in (
+                (0, f"{self._operation.noun}s alone"),
+                (TRACED_GEMMS, "beside products"),
+            ):
                 phases[f"{name}, {what}"] = _phase(side, call, self._options.gathers, gemms)
         self._recorded = trace.record(self._world, phases, self._options.trace)
         for text in (trace.HEADING, *trace.lines(self._recorded)):
@@ -127,7 +135,7 @@ class Bench:
 
     def _in_model(self, model: str, seq: int, say: Callable[[str], None]) -> None:
         options = self._options
-        gathers = self._gathers(layers.MODELS[model].layer_numel, say)
+        gathers = self._prepared(layers.MODELS[model].layer_numel, say)
         before = self._counts()
         found = layers.measure(
             self._world, gathers, model, options.layers, seq, options.steps, options.rounds
@@ -138,7 +146,7 @@ class Bench:
             self._steps.append(step.as_json() | {"route": routes[step.contender]})
             self.wrong += step.wrong or 0
 
-    def _gathers(self, numel: int, say: Callable[[str], None]) -> dict[str, Gathers]:
+    def _prepared(self, numel: int, say: Callable[[str], None]) -> dict[str, Calls]:
         """Of `numel` elements by everyone who can, checked, over two buffers in turn."""
         made = {}
         for contender in self._contenders:
@@ -150,7 +158,7 @@ class Bench:
             if its.wrong:
                 say(f"# WRONG: {contender.name}, {case.size} B: {its.wrong} elements")
                 self.wrong += its.wrong
-            made[contender.name] = its.gathers
+            made[contender.name] = its.calls
         return made
 
     def _counts(self) -> dict[str, RouteCounts]:
@@ -167,8 +175,8 @@ def _count(contender: Contender) -> RouteCounts:
     return {} if contender.group is None else stats(contender.group)
 
 
-def _calls(gathers: Mapping[str, Gathers]) -> dict[str, Call]:
-    return {name: made.call for name, made in gathers.items()}
+def _callables(calls: Mapping[str, Calls]) -> dict[str, Call]:
+    return {name: made.call for name, made in calls.items()}
 
 
 def _phase(side: overlap.SideBySide, call: Call, gathers: int, gemms: int) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Ways to gather that are measured beside each other."""
+"""Ways to do a collective that are measured beside each other."""
 
 from __future__ import annotations
 
@@ -10,23 +10,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pg_sdma.bench.all_gather import gather, gathered
+from pg_sdma.bench import all_gather
 from pg_sdma.bench.buffers import ALIGNMENT, Arena, Case, differing, make_buffers
 from pg_sdma.bench.launch import World
+from pg_sdma.bench.operation import Operation
 
 
 @dataclass(frozen=True)
-class Gathers:
-    """All-gathers of one case, over buffers in turn."""
+class Calls:
+    """Collectives of one case, all-gathers if nothing else is said, over buffers in turn."""
 
-    own: list[Tensor]  # (count,): what call i sends is own[i % len(own)]
-    # Gathers; returns the output of (ranks * count,), which is there for the current stream.
+    own: list[Tensor]  # what call i gives is own[i % len(own)]: of a gather (count,)
+    # Returns the output, of a gather (ranks * count,), which is there for the current stream.
     call: Callable[[int], Tensor]
-    moves_peers_data: bool = True  # False: bytes of the same number, which nobody checks
+    # None: it moves other bytes of the same number, which nobody checks.
+    operation: Operation | None = all_gather.OPERATION
 
 
 class Contender(Protocol):
-    """One way to gather among all ranks."""
+    """One way to do a collective among all ranks."""
 
     @property
     def name(self) -> str: ...
@@ -39,8 +41,8 @@ class Contender(Protocol):
     def group(self) -> dist.ProcessGroup | None:
         """Whose routes are counted, if any."""
 
-    def prepare(self, case: Case, wanted: int) -> Gathers:
-        """Gathers over `wanted` buffers in turn, or as many as there is room for."""
+    def prepare(self, case: Case, wanted: int) -> Calls:
+        """Calls over `wanted` buffers in turn, or as many as there is room for."""
 
     def close(self) -> None:
         """Gives back what only all ranks together can. The device is idle then."""
@@ -54,44 +56,47 @@ SetUp = Generator[None, None, Contender]
 class Room:
     """Memory that a contender needs, in bytes, at any one time."""
 
-    whole: int  # outputs
-    shards: int  # inputs
+    whole: int  # a gather's outputs, a reduce-scatter's inputs
+    shards: int  # the other
 
 
 @dataclass(frozen=True)
 class OverGroup:
-    """`all_gather_into_tensor` over a process group."""
+    """torch.distributed's call over a process group."""
 
     name: str
     group: dist.ProcessGroup
     whole: Arena
     shards: Arena
     places: tuple[str, ...] = ("in", "out")
+    operation: Operation = all_gather.OPERATION
 
-    def prepare(self, case: Case, wanted: int) -> Gathers:
+    def prepare(self, case: Case, wanted: int) -> Calls:
         made = make_buffers(case, self.whole, self.shards, wanted)
 
         def call(i: int) -> Tensor:
             buffers = made[i % len(made)]
-            gather(buffers, self.group)
-            return buffers.whole[0]
+            self.operation.call(buffers, self.group)
+            return self.operation.outputs(buffers)[0]
 
-        return Gathers([buffers.shards[0] for buffers in made], call)
+        own = [self.operation.inputs(buffers)[0] for buffers in made]
+        return Calls(own, call, self.operation)
 
     def close(self) -> None:
         pass
 
 
-def over_group(name: str, backend: str, world: World, room: Room) -> SetUp:
+def over_group(name: str, backend: str, operation: Operation, world: World, room: Room) -> SetUp:
     """A contender over `backend`, in memory of torch's own allocator."""
     group = world.group(backend)
     yield
-    return OverGroup(name, group, Arena(room.whole, world.device), Arena(room.shards, world.device))
+    whole, shards = (Arena(size, world.device) for size in (room.whole, room.shards))
+    return OverGroup(name, group, whole, shards, operation=operation)
 
 
 @dataclass(frozen=True)
 class PeerCopy:
-    """No gather: copies as many bytes as one moves, from the next GPU, and waits for no rank."""
+    """No collective: copies as many bytes as one moves, from the next GPU; waits for no rank."""
 
     name: str
     whole: Arena
@@ -99,7 +104,7 @@ class PeerCopy:
     places: tuple[str, ...] = ("in",)
     group: None = None
 
-    def prepare(self, case: Case, wanted: int) -> Gathers:
+    def prepare(self, case: Case, wanted: int) -> Calls:
         made = make_buffers(case, self.whole, self.whole, wanted)
         source = self.source[: case.size - case.shard_bytes].view(case.dtype)
         before = case.rank * case.count
@@ -114,14 +119,14 @@ class PeerCopy:
                     to.copy_(part)
             return output
 
-        return Gathers([buffers.shards[0] for buffers in made], call, moves_peers_data=False)
+        return Calls([buffers.shards[0] for buffers in made], call, operation=None)
 
     def close(self) -> None:
         pass
 
 
 def peer_copy(world: World, room: Room) -> SetUp:
-    """The copy that an in-place gather comes down to. Raises RuntimeError without a next GPU."""
+    """The copy that a collective in place comes down to. Raises RuntimeError without a next GPU."""
     gpus = torch.cuda.device_count()
     if world.device.type != "cuda" or gpus < 2:
         raise RuntimeError("a copy from another GPU needs one, and this process sees none")
@@ -135,22 +140,18 @@ def peer_copy(world: World, room: Room) -> SetUp:
 
 
 def room_for(largest: int, ranks: int, at_least: int = 0) -> Room:
-    """For outputs of `largest` bytes one at a time, or for `at_least` bytes of smaller ones."""
+    """For `largest` bytes of all shards at a time, or for `at_least` bytes of smaller ones."""
     whole = max(largest, at_least) + ALIGNMENT
     return Room(whole, whole // ranks + ALIGNMENT)
 
 
-def count_wrong(case: Case, gathers: Gathers) -> int | None:
-    """Gathers known bytes into an output that is wrong everywhere; the elements still wrong.
+def count_wrong(case: Case, calls: Calls) -> int | None:
+    """Calls with known bytes, the output wrong everywhere before; the elements that still are.
 
     None where the contender moves other bytes.
     """
-    if not gathers.moves_peers_data:
-        gathers.call(0)
+    output = calls.call(0)
+    if calls.operation is None:
         return None
-    output = gathers.call(0)
-    expected = gathered(case, 0, output.device)
-    output.view(torch.uint8).copy_(~expected)
-    start = case.rank * case.shard_bytes
-    gathers.own[0].view(torch.uint8).copy_(expected[start : start + case.shard_bytes])
-    return differing(gathers.call(0), expected.view(case.dtype))
+    expected = calls.operation.make_known(case, 0, calls.own[0], output)
+    return differing(calls.call(0), expected)

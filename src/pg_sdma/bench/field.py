@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import torch
 
-from pg_sdma.bench import symmetric
+from pg_sdma.bench import all_gather, reduce_scatter, symmetric
 from pg_sdma.bench.buffers import Case
 from pg_sdma.bench.contenders import (
+    Calls,
     Contender,
-    Gathers,
     Room,
     SetUp,
     count_wrong,
@@ -21,20 +21,29 @@ from pg_sdma.bench.contenders import (
     peer_copy,
 )
 from pg_sdma.bench.launch import World
+from pg_sdma.bench.operation import Operation
 from pg_sdma.settings import read_settings
 
 T = TypeVar("T")
 
 # As the command line has them, in the order of the columns.
 CONTENDERS = ("sdma", "inner", "zero-cta", "low-contention", "copy")
+OPERATIONS = {each.name: each for each in (all_gather.OPERATION, reduce_scatter.OPERATION)}
+# Who does each, or copies as many bytes. Copies without kernels cannot sum.
+CONTENDERS_OF = {"all_gather": CONTENDERS, "reduce_scatter": ("sdma", "inner", "copy")}
 
 
-def set_ups(names: Sequence[str], world: World, room: Room) -> dict[str, SetUp]:
-    """How to set up those of CONTENDERS that are named, by the heading of their column."""
+def set_ups(
+    names: Sequence[str], world: World, room: Room, operation: Operation = all_gather.OPERATION
+) -> dict[str, SetUp]:
+    """How to set up those of CONTENDERS that are named, by the heading of their column.
+
+    All of them are in CONTENDERS_OF the operation.
+    """
     inner = read_settings().inner_backend(world.device.type)
     known: dict[str, tuple[str, Callable[[World, Room], SetUp]]] = {
-        "sdma": ("sdma", partial(over_group, "sdma", "sdma")),
-        "inner": (inner, partial(over_group, inner, inner)),
+        "sdma": ("sdma", partial(over_group, "sdma", "sdma", operation)),
+        "inner": (inner, partial(over_group, inner, inner, operation)),
         "zero-cta": ("zero-CTA", symmetric.zero_cta),
         "low-contention": ("low-contention", symmetric.low_contention),
         "copy": ("peer copy", peer_copy),
@@ -65,22 +74,22 @@ def field(world: World, stages_by_name: Mapping[str, SetUp]) -> Field:
 
 @dataclass(frozen=True)
 class Ready:
-    """A contender's gathers of one case, checked."""
+    """A contender's calls of one case, checked."""
 
-    gathers: Gathers
+    calls: Calls
     wrong: int | None  # elements over all ranks; None: it moves other bytes
 
 
 def ready(world: World, contender: Contender, case: Case, wanted: int) -> tuple[Ready | None, str]:
     """Prepares and checks on all ranks, or None and why that fails on any."""
-    gathers, why = agreed(world, lambda: contender.prepare(case, wanted))
-    if gathers is None:
+    calls, why = agreed(world, lambda: contender.prepare(case, wanted))
+    if calls is None:
         return None, why
-    counted, why = agreed(world, lambda: (count_wrong(case, gathers),))
+    counted, why = agreed(world, lambda: (count_wrong(case, calls),))
     if counted is None:
         return None, why
     wrong = counted[0]
-    return Ready(gathers, None if wrong is None else world.total(wrong)), ""
+    return Ready(calls, None if wrong is None else world.total(wrong)), ""
 
 
 def close(world: World, contenders: Sequence[Contender]) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pg_sdma.bench.buffers import differing
-from pg_sdma.bench.contenders import Gathers
+from pg_sdma.bench.contenders import Calls
 from pg_sdma.bench.launch import World
 
 DISTINCT_SHARDS = 3  # no multiple of the two buffers, so that a gather left out shows
@@ -76,7 +76,7 @@ class Forward:
         """Bytes of the weights of a layer, over all ranks."""
         return self._ungathered[0].nbytes
 
-    def step(self, gathers: Gathers | None, compute: bool) -> None:
+    def step(self, gathers: Calls | None, compute: bool) -> None:
         """Enqueues one forward; without `gathers`, of two buffers in turn, nothing is gathered."""
         current = torch.cuda.current_stream()
         if gathers is None:
@@ -94,7 +94,7 @@ class Forward:
                     torch.mm(self._inputs[rows], matrix, out=self._outputs[columns])
             self._free[layer % 2].record()
 
-    def _gather(self, layer: int, gathers: Gathers) -> None:
+    def _gather(self, layer: int, gathers: Calls) -> None:
         with torch.cuda.stream(self._stream):
             self._stream.wait_event(self._free[layer % 2])
             own = gathers.own[layer % 2]
@@ -102,12 +102,12 @@ class Forward:
             self._weights[layer % 2] = gathers.call(layer % 2)
             self._gathered[layer % 2].record()
 
-    def count_wrong(self, gathers: Gathers) -> int | None:
+    def count_wrong(self, gathers: Calls) -> int | None:
         """Elements of this rank's last two layers that are not their owners', after one step.
 
         None where the contender moves other bytes.
         """
-        if not gathers.moves_peers_data:
+        if gathers.operation is None:
             return None
         for i in range(2):
             gathers.call(i).fill_(float("nan"))
@@ -181,7 +181,7 @@ def line(row: Step) -> str:
 
 def measure(
     world: World,
-    gathers: Mapping[str, Gathers],
+    gathers: Mapping[str, Calls],
     model: str,
     layers: int,
     seq: int,

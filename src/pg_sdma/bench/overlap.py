@@ -1,6 +1,7 @@
-"""`pg-sdma bench overlap`, first half: all-gathers beside a chain of matrix products.
+"""`pg-sdma bench overlap`, first half: a collective beside a chain of matrix products.
 
-A copy that starves "hides" as well, so the products' slowdown always stands beside the hidden part.
+What is called a gather here is a call of that collective: an all-gather or a reduce-scatter. A copy
+that starves "hides" as well, so the products' slowdown always stands beside the hidden part.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pg_sdma.bench.contenders import Contender
 from pg_sdma.bench.field import agreed
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Call, Gate, behind_gate
+from pg_sdma.bench.operation import Operation
 
 # The chain outlasts the gathers, also where they take longer beside it.
 CHAIN_PER_GATHERS = 1.5
@@ -48,7 +50,7 @@ class Overlap:
     """One contender at one size. Seconds; the mean over the ranks, then the median of rounds."""
 
     contender: str
-    size: int  # bytes of one all-gather's output
+    size: int  # bytes of one all-gather's output, or of one reduce-scatter's input
     gathers: int  # back to back in one round
     gemms: int
     gemms_alone: float  # of the whole chain
@@ -73,23 +75,36 @@ class Overlap:
         return asdict(self) | {"gemm_slowdown": self.gemm_slowdown, "hidden": self.hidden}
 
 
-HEADING = (
-    "#   size (B)       contender  gather alone  beside (us)  GEMM alone  beside (ms)  slower"
-    "    both (ms)  hidden  wall (ms)"
-)
 MEANING = """\
-# gather: one all-gather, in place, bf16 (low-contention: out of place); size is its output
-# peer copy: as many bytes from the next GPU, no handshake: the least that a gather does to GEMMs
+# {noun}: one of bf16, redop {redop}, in place if the contender has that; size is its {whole}
+# peer copy: as many bytes from the next GPU, no handshake, no sum: the least that GEMMs can feel
 # GEMM: one product of {n}^3, bf16
 # alone and beside: on the device behind a held stream, so the host's cost is left out
-# both: chain and gathers side by side, to the later end; wall: the same with the host's cost
-# hidden: (chain alone + gathers alone - both) / gathers alone
+# both: chain and {noun}s side by side, to the later end; wall: the same with the host's cost
+# hidden: (chain alone + {noun}s alone - both) / {noun}s alone
 # times: the mean over the ranks of each round's median, of that the median over the rounds"""
 
 
-def line(row: Overlap) -> str:
+def meaning(operation: Operation, n: int) -> str:
+    """What the table's columns are, of products of n x n x n."""
+    return MEANING.format(noun=operation.noun, redop=operation.redop, whole=operation.whole, n=n)
+
+
+def heading(operation: Operation) -> str:
     return (
-        f"{row.size:>12}{row.contender:>16}{row.gather_alone * 1e6:>14.1f}"
+        f"#   size (B)       contender{_alone_title(operation)}  beside (us)  GEMM alone"
+        "  beside (ms)  slower    both (ms)  hidden  wall (ms)"
+    )
+
+
+def _alone_title(operation: Operation) -> str:
+    return f"  {operation.noun} alone"
+
+
+def line(row: Overlap, operation: Operation) -> str:
+    width = len(_alone_title(operation))
+    return (
+        f"{row.size:>12}{row.contender:>16}{row.gather_alone * 1e6:>{width}.1f}"
         f"{row.gather_beside * 1e6:>13.1f}{row.gemm_alone * 1e3:>12.3f}"
         f"{row.gemm_beside * 1e3:>13.3f}{row.gemm_slowdown:>8.1%}{row.both * 1e3:>13.3f}"
         f"{row.hidden:>8.1%}{row.wall * 1e3:>11.3f}"
@@ -144,8 +159,9 @@ class SideBySide:
         events = behind_gate(self._gate, self._world, lambda: self.enqueue(call, gathers, gemms))
         if events is None:
             raise RuntimeError(
-                "an all-gather blocked the host until the device was done, so nothing can run "
-                "beside it: compare with a backend that runs on streams"
+                "a call blocked the host until the device was done, so nothing can run beside it: "
+                "compare with a backend that runs on streams, or, where a stream's queue was full, "
+                "give fewer --gathers"
             )
         start, products, gathered = events
         return Timeline(
@@ -164,7 +180,7 @@ class SideBySide:
 
 
 def case_for(world: World, contender: Contender, numel: int) -> Case:
-    """Gathers of at least `numel` elements of bf16: in place, if the contender has that."""
+    """Of at least `numel` elements of bf16 in all shards: in place, if the contender has that."""
     ranks = tuple(range(world.size))
     in_place = "in" in contender.places
     return Case(torch.bfloat16, -(-numel // world.size), 1, in_place, ranks, world.rank)

@@ -92,7 +92,7 @@ def _run(world: launch.World, options: Namespace) -> None:
     gathers = wrong = 0
     for case in cycle(cases):
         (buffers,) = make_buffers(case, whole, shards, 1)
-        wrong += all_gather.count_wrong(case, buffers, groups[0])
+        wrong += all_gather.OPERATION.count_wrong(case, buffers, groups[0])
         gathers += 1
         seconds = world.largest(time.monotonic() - began)
         if gathers >= len(cases) and seconds >= options.seconds:

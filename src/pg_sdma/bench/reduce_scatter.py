@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pg_sdma.bench import sweep
-from pg_sdma.bench.buffers import Buffers, Case, differing
+from pg_sdma.bench.buffers import Buffers, Case
 from pg_sdma.bench.launch import World
 from pg_sdma.bench.operation import Operation
 
@@ -32,20 +32,16 @@ def reduce(buffers: Buffers, group: dist.ProcessGroup) -> None:
             reduce_scatter(own, inputs, group=group)
 
 
-def count_wrong(case: Case, buffers: Buffers, group: dist.ProcessGroup) -> int:
-    """Sums known numbers into outputs that are wrong everywhere; counts elements still wrong.
+def given(case: Case, tensor: int, device: torch.device) -> Tensor:
+    """The input of `tensor` on this rank, of (ranks * count,)."""
+    own = case.ranks[case.rank]
+    return torch.cat([numbers(case, tensor, own, slot, device) for slot in range(len(case.ranks))])
 
-    In place an output is wrong wherever the peers' numbers do not cancel out.
-    """
-    expected = []
-    for t, (whole, own) in enumerate(zip(buffers.whole, buffers.shards, strict=True)):
-        own.view(torch.uint8).fill_(0xFF)
-        for slot, piece in enumerate(whole.chunk(len(case.ranks))):
-            piece.copy_(numbers(case, t, case.ranks[case.rank], slot, whole.device))
-        given = (numbers(case, t, rank, case.rank, whole.device) for rank in case.ranks)
-        expected.append(functools.reduce(torch.add, given))
-    reduce(buffers, group)
-    return sum(differing(own, right) for own, right in zip(buffers.shards, expected, strict=True))
+
+def summed(case: Case, tensor: int, device: torch.device) -> Tensor:
+    """What the output of `tensor` should hold, of (count,)."""
+    each = (numbers(case, tensor, rank, case.rank, device) for rank in case.ranks)
+    return functools.reduce(torch.add, each)
 
 
 def numbers(case: Case, tensor: int, rank: int, slot: int, device: torch.device) -> Tensor:
@@ -64,7 +60,8 @@ OPERATION = Operation(
     "output",
     "sum",
     reduce,
-    count_wrong,
+    given,
+    summed,
     environment={"PG_SDMA_OPS": "all_gather,reduce_scatter"},
 )
 

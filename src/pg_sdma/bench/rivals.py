@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pg_sdma.bench import sweep, trace
 from pg_sdma.bench.buffers import DTYPES, Case
-from pg_sdma.bench.contenders import Gathers, room_for
+from pg_sdma.bench.contenders import Calls, room_for
 from pg_sdma.bench.field import Field, close, ready, set_ups
 from pg_sdma.bench.field import field as field_of
 from pg_sdma.bench.launch import World
@@ -135,7 +135,7 @@ class Bench:
             if made is None:
                 failed[contender.name] = why
             else:
-                calls[contender.name] = made.gathers.call
+                calls[contender.name] = made.calls.call
                 wrong[contender.name] = made.wrong
         first = self._contenders[0].group
         before = stats(first) if first is not None else {}
@@ -170,8 +170,8 @@ class Bench:
         return Case(dtype, count, 1, place == "in", tuple(range(world.size)), world.rank)
 
 
-def _first(gathers: Gathers) -> Callable[[], object]:
-    return lambda: gathers.call(0)
+def _first(calls: Calls) -> Callable[[], object]:
+    return lambda: calls.call(0)
 
 
 def phase(name: str, row: Row) -> str:

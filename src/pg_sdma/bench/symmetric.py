@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pg_sdma.bench.buffers import Arena, Case
-from pg_sdma.bench.contenders import Gathers, OverGroup, Room, SetUp
+from pg_sdma.bench.contenders import Calls, OverGroup, Room, SetUp
 from pg_sdma.bench.launch import World
 
 # A rival that hangs must not take the whole run with it.
@@ -85,7 +85,7 @@ class LowContention:
     places: tuple[str, ...] = ("out",)
     group: None = None
 
-    def prepare(self, case: Case, wanted: int) -> Gathers:
+    def prepare(self, case: Case, wanted: int) -> Calls:
         import torch.distributed._symmetric_memory as symmetric_memory
 
         own: list[Tensor] = []
@@ -102,7 +102,7 @@ class LowContention:
             kept[i % len(own)] = output
             return output
 
-        return Gathers(own, call)
+        return Calls(own, call)
 
     def close(self) -> None:
         pass

@@ -72,14 +72,21 @@ def add_backends(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_contenders(parser: argparse.ArgumentParser) -> None:
-    """--contenders."""
+def add_contenders(
+    parser: argparse.ArgumentParser,
+    default: str | None = ",".join(CONTENDERS),
+    default_shown: str = "%(default)s",
+) -> None:
+    """--contenders.
+
+    Without `default` the option may be None, and `default_shown` tells the user what that means.
+    """
     parser.add_argument(
         "--contenders",
         type=comma_list(_contender),
-        default=",".join(CONTENDERS),
+        default=default,
         help="who takes part: sdma; inner, the backend that it wraps; NCCL's zero-CTA policy; "
-        "torch's _low_contention_all_gather; a plain copy from the next GPU (%(default)s)",
+        f"torch's _low_contention_all_gather; a plain copy from the next GPU ({default_shown})",
     )
 
 
