@@ -68,7 +68,7 @@ void DirectPull::write_program(const Call& call) {
   if (engine_->stream_ordered()) {
     program_.push_back(Step::write(page_.ready(rank), number_));
     const Wave all = std::move(cut(call, SIZE_MAX).front());
-    copy_own(call, all, call.shard_bytes() < options_.beside_from ? 0 : Step::kBeside);
+    copy_own(call, all, Step::kBeside);
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;

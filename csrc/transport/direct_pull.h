@@ -26,10 +26,6 @@ namespace pg_sdma {
 
 class DirectPull final : public Transport {
  public:
-  // Bytes from which the own shard is copied beside the peers': then the time that it takes is more
-  // than that of the events around it (docs/performance.md).
-  static constexpr size_t kBesideFrom = size_t{16} << 20;
-
   struct Options {
     std::string group;  // for messages
     int rank = 0;
@@ -42,7 +38,6 @@ class DirectPull final : public Transport {
     bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
     bool keep_slots = false;            // for tests: whatever is faster
-    size_t beside_from = kBesideFrom;
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
     // anything else comes of it.
     std::function<void(const std::string&)> on_fault;

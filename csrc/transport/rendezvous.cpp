@@ -287,7 +287,6 @@ std::unique_ptr<DirectPull> Rendezvous::make_transport(std::shared_ptr<Engine> e
   options.rank = options_.rank;
   options.world = options_.world;
   options.ring = options_.ring;
-  options.beside_from = options_.beside_from;
   options.spin = spin_for(options_.world);
   options.on_fault = options_.on_fault;
   return std::make_unique<DirectPull>(options, std::move(engine), std::move(*page), identities,

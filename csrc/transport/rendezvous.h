@@ -51,7 +51,6 @@ class Rendezvous {
     bool allow_pcie = false;
     std::string no_sums;  // why this rank cannot sum what a reduce-scatter brings; empty if it can
     std::function<void(const std::string&)> on_fault;  // DirectPull::Options
-    size_t beside_from = DirectPull::kBesideFrom;      // the same
   };
 
   struct Result {

@@ -193,7 +193,6 @@ inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
   options.rank = rank;
   options.world = world;
   options.patience = patience;
-  options.beside_from = 2048;  // some of the tests' shards are smaller
   pg_sdma::Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
   rendezvous.join();
   const auto engine = [&] {
