@@ -17,8 +17,6 @@ _DTYPES = {
 
 def why_none() -> str:
     """Why this process has no kernels; empty where it has. Does not import Triton."""
-    if torch.version.hip:
-        return "no kernel for ROCm"
     return "" if importlib.util.find_spec("triton") else "no Triton"
 
 

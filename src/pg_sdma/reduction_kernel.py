@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+from triton.compiler import ASTSource
 
 # Thread blocks of a launch: each goes on with the next block of elements until all are summed. 32
 # keep up with NVLink while nothing else runs. Beside multiplications they fall behind, and being
 # fewer for longer they take as much from those: docs/performance.md.
 BLOCKS = 128
-WARPS = 8
-THREADS = 32 * WARPS
+THREADS = 256  # of a block
 # Of each slice, what a thread reads before it adds up. More of it hides more of the memory's
 # latency, and takes registers for every rank.
 BYTES_A_THREAD = 64
@@ -32,7 +32,7 @@ SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/redu
 class Kernel(NamedTuple):
     """A compiled kernel as csrc/backend/kernels.h knows it; the last is for people."""
 
-    function: int  # the driver's CUfunction
+    function: int  # the driver's CUfunction or hipFunction_t
     threads: int
     shared_bytes: int
     blocks: int
@@ -56,6 +56,7 @@ def _sum_block(  # type: ignore[no-untyped-def]
     WORLD: tl.constexpr,
     RANK: tl.constexpr,
     KIND: tl.constexpr,
+    HIP: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     wide: tl.constexpr = tl.float64 if output.dtype.element_ty == tl.float64 else tl.float32
@@ -82,12 +83,17 @@ def _sum_block(  # type: ignore[no-untyped-def]
     if KIND == 2:
         # The bits of a double travel as an integer: one argument for all dtypes.
         total *= factor.to(tl.float64, bitcast=True).to(wide)
+    if HIP and KIND != 0 and output.dtype.element_ty == tl.float16:
+        # Nothing, but opaque: of a multiplication that is rounded to fp16 LLVM before August 2026
+        # makes one instruction that turns -0 into 0 (llvm-project#214544).
+        total = tl.inline_asm_elementwise("", "=v,0", [total], tl.float32, is_pure=True, pack=1)
     # To nearest. Another rounding would go here, keyed by the elements' numbers.
     rounded = total.to(output.dtype.element_ty)
     tl.store(output + at, rounded, mask=inside)
 
 
 # A mask makes every access as narrow as one element: so what whole blocks leave is for small ones.
+@triton.jit
 def _sum_slices(  # type: ignore[no-untyped-def]
     output,
     own,
@@ -98,6 +104,7 @@ def _sum_slices(  # type: ignore[no-untyped-def]
     WORLD: tl.constexpr,
     RANK: tl.constexpr,
     KIND: tl.constexpr,
+    HIP: tl.constexpr,
     BLOCK: tl.constexpr,
     SMALL: tl.constexpr,
 ):
@@ -107,60 +114,76 @@ def _sum_slices(  # type: ignore[no-untyped-def]
     block = first
     while block < whole:
         at = block * BLOCK + tl.arange(0, BLOCK)
-        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, False)
+        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, HIP, False)
         block += tl.num_programs(0)
     start = whole * BLOCK + first * SMALL
     while start < count:
         at = start + tl.arange(0, SMALL)
-        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, True)
+        _sum_block(output, own, landing, stride, at, count, factor, WORLD, RANK, KIND, HIP, True)
         start += tl.num_programs(0) * SMALL
 
 
-_VARYING = ["count", "factor"]
-# Output and own slice at multiples of 16 bytes, as landings always are; and at any elements.
-_ALIGNED = triton.jit(_sum_slices, do_not_specialize=_VARYING)
-_ANYWHERE = triton.jit(
-    _sum_slices, do_not_specialize=_VARYING, do_not_specialize_on_alignment=["output", "own"]
-)
+_TYPES = {
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+
+
+def compile_for(
+    target: Any, dtype: torch.dtype, world: int, rank: int, kind: int, aligned: bool
+) -> Any:
+    """The kernel as Triton compiles it for `target`, a GPUTarget of either vendor; not loaded.
+
+    All that differs by vendor is here and at `HIP` above: the width of a warp, 64 threads on AMD's
+    gfx9 family, of which a block then has half as many. The source is made by hand because a
+    `warmup` without a call's tensors takes them for smaller than 2 GiB on AMD GPUs (Triton 3.6).
+    """
+    divisible = [["tt.divisibility", 16]]
+    constants = {
+        "WORLD": world,
+        "RANK": rank,
+        "KIND": kind,
+        "HIP": target.backend == "hip",
+        "BLOCK": elements_a_block(dtype, world),
+        "SMALL": THREADS,
+    }
+    source = ASTSource(
+        fn=_sum_slices,
+        signature=dict.fromkeys(("output", "own", "landing"), _TYPES[dtype])
+        | dict.fromkeys(("stride", "count", "factor"), "i64")
+        | dict.fromkeys(constants, "constexpr"),
+        constexprs=constants,
+        # The landing's addresses and the stride are multiples of 16; output and own slice if
+        # `aligned`.
+        attrs={(i,): divisible for i in range(0 if aligned else 2, 4)},
+    )
+    options = {
+        "num_warps": THREADS // target.warp_size,
+        # A fused multiply-add rounds once where ATen rounds twice.
+        "enable_fp_fusion": False,
+    }
+    return triton.compile(source, target=target, options=options)
 
 
 @functools.cache
 def compile_kernel(
     device: int, dtype: torch.dtype, world: int, rank: int, kind: int, aligned: bool
 ) -> Kernel:
-    """The kernel for rank `rank` of `world` ranks on CUDA device `device`, loaded there.
+    """The kernel for rank `rank` of `world` ranks on CUDA or HIP device `device`, loaded there.
 
     `kind`: SUM, AVERAGE or PREMULTIPLIED. `aligned`: output and own slice begin at multiples of 16
     bytes. Raises what Triton raises.
     """
     with torch.cuda.device(device):
-        # A stride of 16 stands for all of its multiples, which every stride is.
-        compiled: Any = (_ALIGNED if aligned else _ANYWHERE).warmup(
-            dtype,
-            dtype,
-            dtype,
-            16,
-            1,
-            0,
-            WORLD=world,
-            RANK=rank,
-            KIND=kind,
-            BLOCK=elements_a_block(dtype, world),
-            SMALL=THREADS,
-            grid=(BLOCKS,),
-            num_warps=WARPS,
-            # A fused multiply-add rounds once where ATen rounds twice.
-            enable_fp_fusion=False,
-        )
+        target = triton.runtime.driver.active.get_current_target()
+        compiled = compile_for(target, dtype, world, rank, kind, aligned)
         compiled._init_handles()
     _loaded.append(compiled)
-    return Kernel(
-        compiled.function,
-        32 * compiled.metadata.num_warps,
-        compiled.metadata.shared,
-        BLOCKS,
-        compiled.n_regs,
-    )
+    metadata = compiled.metadata
+    threads = target.warp_size * metadata.num_warps
+    return Kernel(compiled.function, threads, metadata.shared, BLOCKS, compiled.n_regs)
 
 
 _loaded: list[Any] = []  # never unloaded: pg_sdma._C keeps the functions

@@ -1,7 +1,8 @@
 """The kernel that sums slices on a GPU, run by Triton's interpreter, against ATen: every bit equal.
 
 Not for bf16, to which the interpreter rounds towards zero. That compiled code rounds to nearest,
-and each operation by itself, is read off what Triton compiles for a GPU.
+and each operation by itself, is read off what Triton compiles for a GPU; for AMD's that is done in
+test_reduction_kernel_for_amd.py.
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ for dtype, world, kind in cases:
         landing[row * stride : row * stride + count] = slices[peer]
     output = torch.full((count + 16,), 7, dtype=dtype)
     bits = struct.unpack("q", struct.pack("d", factor))[0]
-    run = (kernel._ALIGNED, kernel._ANYWHERE)[dice.randrange(2)]
-    run[(kernel.BLOCKS,)](
+    kernel._sum_slices[(kernel.BLOCKS,)](
         output, slices[rank].clone(), landing, stride, count, bits,
-        WORLD=world, RANK=rank, KIND=kind, BLOCK=block, SMALL=kernel.THREADS,
+        WORLD=world, RANK=rank, KIND=kind, HIP=False, BLOCK=block, SMALL=kernel.THREADS,
     )
     width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     wrong = output[:count].view(width) != expected.view(width)
@@ -64,29 +64,12 @@ print(len(cases), "cases")
 
 COMPILED = """
 import itertools, re, torch
-import triton
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 from pg_sdma import reduction_kernel as kernel
 
-names = {torch.float16: "fp16", torch.bfloat16: "bf16"}
-names |= {torch.float32: "fp32", torch.float64: "fp64"}
-aligned = [["tt.divisibility", 16]]
-for dtype, world, kind in itertools.product(names, (2, 3), range(3)):
-    pointers = dict.fromkeys(("output", "own", "landing"), "*" + names[dtype])
-    constants = {"WORLD": world, "RANK": 1, "KIND": kind, "SMALL": kernel.THREADS}
-    constants["BLOCK"] = kernel.elements_a_block(dtype, world)
-    source = ASTSource(
-        fn=kernel._ALIGNED,
-        signature=pointers
-        | dict.fromkeys(("stride", "count", "factor"), "i64")
-        | dict.fromkeys(constants, "constexpr"),
-        constexprs=constants,
-        attrs={(i,): aligned for i in range(4)},
-    )
-    options = {"num_warps": kernel.WARPS, "enable_fp_fusion": False}
-    target = GPUTarget("cuda", 90, 32)
-    ptx = triton.compile(source, target=target, options=options).asm["ptx"]
+for dtype, world, kind in itertools.product(kernel._TYPES, (2, 3), range(3)):
+    compiled = kernel.compile_for(GPUTarget("cuda", 90, 32), dtype, world, 1, kind, True)
+    ptx = compiled.asm["ptx"]
     float_op = r"\\b((?:add|mul|fma|div|cvt)\\.[a-z0-9.]*f(?:16|32|64)[a-z0-9.x]*)"
     arithmetic = set(re.findall(float_op, ptx))
     inexact = {op for op in arithmetic if ".rn" not in op and not op.startswith("cvt.f")}
@@ -98,6 +81,7 @@ for dtype, world, kind in itertools.product(names, (2, 3), range(3)):
     # Eight bytes each, and two for Triton's own.
     parameters = re.search(r"\\.entry[^)]*\\)", ptx)[0]
     assert len(re.findall(r"\\.param \\.u64", parameters)) == 8, parameters
+    assert 32 * compiled.metadata.num_warps == kernel.THREADS
 print("compiled")
 """
 

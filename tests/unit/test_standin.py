@@ -146,7 +146,7 @@ def test_two_groups_in_one_hardware_queue_do_not_wait_for_one_another(
 
 @pytest.mark.parametrize(("ranks", "queues", "room"), [(2, 1, 4096), (3, 4, 1024)])
 def test_reduce_scatters_by_hip(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
-    """The launches' half, though no kernel is handed to HIP yet (docs/amd.md)."""
+    """Down to hipModuleLaunchKernel; test_reduction_kernel_for_amd.py has what it launches."""
     output = reduce(
         tmp_path, HIP, ranks=ranks, queues=queues, room=room, seed=ranks + queues, cases=20
     )
