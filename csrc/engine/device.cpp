@@ -186,7 +186,7 @@ std::shared_ptr<DriverDevice> open_device(driver::Vendor vendor, int ordinal,
 
 std::shared_ptr<Engine> device_engine(driver::Vendor vendor, int ordinal,
                                       const std::string& library,
-                                      std::function<void*()> current_stream, bool batch_copies) {
+                                      std::function<void*()> current_stream) {
   static std::mutex mutex;
   static std::map<std::pair<int, std::string>, std::weak_ptr<Engine>> engines;
   std::lock_guard<std::mutex> lock(mutex);
@@ -194,7 +194,6 @@ std::shared_ptr<Engine> device_engine(driver::Vendor vendor, int ordinal,
   if (std::shared_ptr<Engine> engine = known.lock()) return engine;
   try {
     const auto device = open_device(vendor, ordinal, library, std::move(current_stream));
-    device->batches_copies = batch_copies;
     const auto current = device->enter();
     probe_streams(*device);
     auto engine = std::make_shared<DeviceEngine>(device);

@@ -13,12 +13,10 @@ namespace pg_sdma {
 
 // The engine of device `ordinal`, which all groups of this process share. `library` is the driver
 // to open, empty for the vendor's. `current_stream` gives the native handle of the calling thread's
-// current stream on that device. `batch_copies`: copies that follow one another go out in one call,
-// where the driver has it; the first to open the engine decides. Throws CannotShare with the reason
-// why this device cannot take part.
+// current stream on that device. Throws CannotShare with the reason why this device cannot take
+// part.
 std::shared_ptr<Engine> device_engine(driver::Vendor vendor, int ordinal,
                                       const std::string& library,
-                                      std::function<void*()> current_stream,
-                                      bool batch_copies = false);
+                                      std::function<void*()> current_stream);
 
 }  // namespace pg_sdma

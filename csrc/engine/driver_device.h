@@ -30,8 +30,6 @@ struct DriverDevice {
   int ordinal = 0;
   // The calling thread's current stream on the device, as torch sees it.
   std::function<driver::Stream()> current_stream;
-  // Whether copies that follow one another go out in one call, where the driver has it.
-  bool batches_copies = false;
   // Streams that the tracks of a program spread over.
   size_t copy_streams = 1;
 

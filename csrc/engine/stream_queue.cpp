@@ -238,10 +238,14 @@ void StreamQueue::turn_to(uint32_t track) {
   }
   if (forks) fork_ = events_->record(stream_);
   if (lane == nullptr) return;
-  if (lane->stream == nullptr) lane->stream = make_stream();
-  if (!lane->used) device_->must(library.wait_event, lane->stream, fork_.get(), 0);
+  at_ = stream_of(*lane);
+  if (!lane->used) device_->must(library.wait_event, at_, fork_.get(), 0);
   lane->used = true;
-  at_ = lane->stream;
+}
+
+driver::Stream StreamQueue::stream_of(Lane& lane) {
+  if (lane.stream == nullptr) lane.stream = make_stream();
+  return lane.stream;
 }
 
 // Every wait is for something enqueued before it: all of it may share one hardware queue.
@@ -313,15 +317,8 @@ void StreamQueue::note_copy(const Step& step) {
 }
 
 void StreamQueue::flush_copies() {
-  const driver::Library& library = *device_->library;
-  // The copies of a batch are not ordered among themselves, and need not be.
-  if (device_->batches_copies && library.copy_batch.function != nullptr && sizes_.size() > 1) {
-    driver::CopyAttributes attributes;
-    attributes.source_order = driver::kInStreamOrder;
-    size_t first = 0;
-    size_t failed = 0;
-    device_->must(library.copy_batch, destinations_.data(), sources_.data(), sizes_.data(),
-                  sizes_.size(), &attributes, &first, 1, &failed, at_);
+  if (device_->library->copy_batch.function != nullptr && sizes_.size() > 1) {
+    enqueue_batch();
   } else {
     for (size_t i = 0; i < sizes_.size(); ++i) {
       driver::copy(*device_, destinations_[i], sources_[i], sizes_[i], at_);
@@ -330,6 +327,21 @@ void StreamQueue::flush_copies() {
   destinations_.clear();
   sources_.clear();
   sizes_.clear();
+}
+
+// The copies of a batch are not ordered among themselves, and need not be.
+void StreamQueue::enqueue_batch() {
+  const driver::Library& library = *device_->library;
+  // The default stream takes none.
+  const driver::Stream stream = at_ == nullptr ? stream_of(lanes_.back()) : at_;
+  if (stream != at_) device_->must(library.wait_event, stream, events_->record(at_).get(), 0);
+  driver::CopyAttributes attributes;
+  attributes.source_order = driver::kInStreamOrder;
+  size_t first = 0;
+  size_t failed = 0;
+  device_->must(library.copy_batch, destinations_.data(), sources_.data(), sizes_.data(),
+                sizes_.size(), &attributes, &first, 1, &failed, stream);
+  if (stream != at_) device_->must(library.wait_event, at_, events_->record(stream).get(), 0);
 }
 
 }  // namespace pg_sdma

@@ -39,6 +39,7 @@ class StreamQueue final : public Queue {
   void enqueue_on_side(const Step& step);
   void flush();
   void flush_copies();
+  void enqueue_batch();
   void turn_to(uint32_t track);
   bool drained();
 
@@ -59,6 +60,7 @@ class StreamQueue final : public Queue {
   };
   std::vector<Lane> lanes_;
   Lane* lane_of(uint32_t track);  // null: stream_
+  driver::Stream stream_of(Lane& lane);
   driver::Stream at_ = nullptr;
   uint32_t track_ = 0;
   std::shared_ptr<void> fork_;  // where lanes start, until they are joined

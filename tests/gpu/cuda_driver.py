@@ -185,6 +185,26 @@ class Driver:
         batch = (MemoryOperation * len(operations))(*operations)
         self("cuStreamBatchMemOp_v2", stream, len(operations), batch, 0)
 
+    def copy_batch(self, stream: int, *copies: tuple[int, int, int]) -> int:
+        """Enqueues (destination, source, bytes) in stream order; the driver's code."""
+        destinations, sources, sizes = (
+            (ctypes.c_uint64 * len(copies))(*column) for column in zip(*copies, strict=True)
+        )
+        attributes = (ctypes.c_int * 6)(1)  # accessed in stream order; no hints, no flags
+        first, failed = ctypes.c_size_t(), ctypes.c_size_t()
+        return self.result(
+            "cuMemcpyBatchAsync",
+            destinations,
+            sources,
+            sizes,
+            len(copies),
+            attributes,
+            ctypes.byref(first),
+            1,
+            ctypes.byref(failed),
+            stream,
+        )
+
     def event(self) -> int:
         return self.out(ctypes.c_void_p, "cuEventCreate", ..., 2)
 

@@ -352,6 +352,32 @@ def test_batches_hold_fewer_than_256(driver: Driver, page: Page) -> None:
         driver.operate(stream, *(write(page.address(i), i) for i in range(256)))
 
 
+def test_a_batch_of_copies_is_in_stream_order(driver: Driver, page: Page) -> None:
+    stream = driver.stream()
+    source, target = driver.alloc(SIZE), driver.alloc(SIZE)
+    driver.put(source, b"old!" * 4)
+    driver.put(target, bytes(16))
+    driver.operate(stream, wait(page.address(0), 1))
+    driver("cuMemcpyAsync", source + 16, source, 16, stream)
+    parts = [(target + i, source + 16 + i, 4) for i in (0, 4, 8, 12)]
+    assert driver.copy_batch(stream, *parts) == 0
+    driver.operate(stream, write(page.address(8), 1))
+    driver.put(source, b"new!" * 4)
+    assert page.counters[8] == 0
+    page.counters[0] = 1
+    driver("cuStreamSynchronize", stream)
+    assert page.counters[8] == 1
+    assert driver.get(target, 16) == b"new!" * 4
+    driver.free(source)
+    driver.free(target)
+
+
+def test_the_default_stream_takes_no_batch_of_copies(driver: Driver) -> None:
+    memory = driver.alloc(64)
+    assert driver.copy_batch(0, (memory + 32, memory, 8), (memory + 48, memory, 8)) != 0
+    driver.free(memory)
+
+
 def test_a_waiting_stream_holds_no_other(driver: Driver, page: Page, peer: Peer) -> None:
     handle_of = driver.alloc(SIZE)
     waiting = driver.stream(-1)

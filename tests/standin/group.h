@@ -164,12 +164,11 @@ inline bool by_hip(const std::string& driver) { return driver.rfind("hip:", 0) =
 
 // The engine of a device. `driver`: the library's path, behind "hip:" where it is asked for HIP's
 // names.
-inline std::shared_ptr<pg_sdma::Engine> engine_by(const std::string& driver, int device,
-                                                  bool batch_copies = false) {
+inline std::shared_ptr<pg_sdma::Engine> engine_by(const std::string& driver, int device) {
   const bool hip = by_hip(driver);
   return pg_sdma::device_engine(
       hip ? pg_sdma::driver::Vendor::kHip : pg_sdma::driver::Vendor::kCuda, device,
-      hip ? driver.substr(4) : driver, [] { return caller; }, batch_copies);
+      hip ? driver.substr(4) : driver, [] { return caller; });
 }
 
 // Makes the device's context current, with a caller's stream on it.
@@ -186,7 +185,7 @@ inline void enter(int device) {
 inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
                                                  const std::string& folder, int rank, int world,
                                                  std::optional<std::chrono::microseconds> patience,
-                                                 int queues = 0, bool batch_copies = false) {
+                                                 int queues = 0) {
   pg_sdma::Rendezvous::Options options;
   options.group = "group";
   options.lane = "cuda";
@@ -196,7 +195,7 @@ inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
   pg_sdma::Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
   rendezvous.join();
   const auto engine = [&] {
-    auto made = engine_by(driver, rank, batch_copies);
+    auto made = engine_by(driver, rank);
     // Only now: a device whose streams share one queue is refused.
     standin_share_queues(queues);
     return made;

@@ -2,11 +2,11 @@
 // output checked: first a table of sizes, forms and kinds of memory, then random ones, with buffers
 // freed and allocated again in between.
 //
-//   stress [hip:]<driver> <folder> <ranks> <batches> <queues> <patience in us> <batch> <seed>
+//   stress [hip:]<driver> <folder> <ranks> <batches> <queues> <patience in us> <seed>
 //
 // <folder> is empty and the group's own. <batches>: of random gathers. <queues>: hardware queues
 // that a rank's streams share, 0 for one each. With HIP's names there are no chunks, which it does
-// not share. <batch>: 1 to enqueue adjoining copies together.
+// not share.
 // With patience some operations go to the inner, which this test leaves out.
 #include <algorithm>
 #include <cstring>
@@ -119,6 +119,7 @@ class Rank {
   void carry(const std::vector<std::vector<Tensor>>& calls) {
     std::vector<std::function<void()>> checks;
     std::deque<Buffer> temporaries;
+    caller = draw(own_, 3) == 0 ? nullptr : stream_;
     for (const auto& tensors : calls) gather(tensors, temporaries, checks);
     REQUIRE(cuStreamSynchronize(caller) == 0);
     for (const auto& check : checks) check();
@@ -203,6 +204,7 @@ class Rank {
   bool chunks_;
   std::minstd_rand common_;
   std::minstd_rand own_;
+  const Stream stream_ = caller;
   DirectPull& transport_;
   uint64_t operation_ = 0;
   int direct_ = 0;
@@ -214,23 +216,22 @@ class Rank {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc == 9);
+  REQUIRE(argc == 8);
   const std::string driver_path = argv[1];
   const std::string folder = argv[2];
   const int world = std::atoi(argv[3]);
   const int batches = std::atoi(argv[4]);
   const int queues = std::atoi(argv[5]);
-  const auto seed = static_cast<unsigned>(std::atoi(argv[8]));
+  const auto seed = static_cast<unsigned>(std::atoi(argv[7]));
 
   return run_ranks(world, [&](int rank) {
     const std::chrono::microseconds patience(std::atoi(argv[6]));
-    auto transport =
-        join(driver_path, folder, rank, world, patience, queues, std::atoi(argv[7]) != 0);
+    auto transport = join(driver_path, folder, rank, world, patience, queues);
     {
       Rank self(rank, world, seed, !by_hip(driver_path), *transport);
       self.table();
       for (int i = 0; i < batches; ++i) self.batch();
-      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batches\n", rank,
+      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batched\n", rank,
                   self.direct(), self.inner(), standin_mapped(),
                   standin_calls("cuMemcpyBatchAsync"));
       std::fflush(stdout);

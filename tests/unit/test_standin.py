@@ -117,6 +117,7 @@ def test_gathers(ranks: int, queues: int, tmp_path: Path) -> None:
     """
     output = stress(tmp_path, ranks=ranks, queues=queues, seed=ranks + queues, batches=84)
     assert set(re.findall(r"\d+ inner", output)) == {"0 inner"}, output
+    assert min(int(n) for n in re.findall(r"(\d+) batched", output)) > 0, output
 
 
 @pytest.mark.parametrize("queues", [1, 2, 4])
@@ -181,11 +182,6 @@ def test_random_reduce_scatters_of_late_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("ranks", "queues", "room"), REDUCTIONS)
 def test_5000_random_reduce_scatters(ranks: int, queues: int, room: int, tmp_path: Path) -> None:
     reduce(tmp_path, ranks=ranks, queues=queues, room=room, seed=99 + ranks, cases=836)
-
-
-def test_random_gathers_in_batched_copies(tmp_path: Path) -> None:
-    output = stress(tmp_path, ranks=3, queues=0, seed=4, batch=True)
-    assert min(int(n) for n in re.findall(r"(\d+) batches", output)) > 0
 
 
 def test_random_gathers_of_late_ranks(tmp_path: Path) -> None:
@@ -264,10 +260,9 @@ def stress(
     seed: int,
     batches: int = 10,
     patience_us: int = 60_000_000,
-    batch: bool = False,
     **env: str,
 ) -> str:
-    numbers = [str(n) for n in (ranks, batches, queues, patience_us, int(batch), seed)]
+    numbers = [str(n) for n in (ranks, batches, queues, patience_us, seed)]
     done = run([OUT / "stress", driver, folder, *numbers], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
