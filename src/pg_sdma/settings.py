@@ -26,7 +26,7 @@ OPERATIONS = ("all_gather", "reduce_scatter")
 # csrc/engine, for people to read. Named as in tuning.BOUNDS.
 DEFAULT_BOUNDS = {
     "cpu": {"all_gather": 0, "coalesced": 0, "reduce_scatter": 0},
-    "cuda": {"all_gather": 16 << 20, "coalesced": 16 << 20, "reduce_scatter": 64 << 20},
+    "cuda": {"all_gather": 4 << 20, "coalesced": 4 << 20, "reduce_scatter": 64 << 20},
 }
 
 

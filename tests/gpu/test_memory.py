@@ -50,8 +50,9 @@ def wait_for_memory(expected: int) -> None:
 
 
 def warm_up() -> None:
-    """A first gather, which loads the device's code and makes its engine."""
-    dist.all_gather_into_tensor(empty(dist.get_world_size() * MIB), empty(MIB))
+    """First gathers, which load the device's code for their sizes and make its engine."""
+    for size in (MIB, BLOCK):
+        dist.all_gather_into_tensor(empty(dist.get_world_size() * size), empty(size).zero_())
 
 
 def free_what_peers_have_open() -> None:

@@ -36,11 +36,11 @@ def test_the_default_bounds_are_the_engine_s() -> None:
     ("environ", "device", "expected"),
     [
         (OFF, "cpu", {"all_gather": 0, "coalesced": 0}),
-        (OFF, "cuda", {"all_gather": 16 << 20, "coalesced": 16 << 20}),
+        (OFF, "cuda", {"all_gather": 4 << 20, "coalesced": 4 << 20}),
         (
             {**OFF, "PG_SDMA_OPS": "all_gather,reduce_scatter"},
             "cuda",
-            {"all_gather": 16 << 20, "coalesced": 16 << 20, "reduce_scatter": 64 << 20},
+            {"all_gather": 4 << 20, "coalesced": 4 << 20, "reduce_scatter": 64 << 20},
         ),
         ({"PG_SDMA_MIN_BYTES": "9"}, "cuda", {"all_gather": 9, "coalesced": 0}),
         (
