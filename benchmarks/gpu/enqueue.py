@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/enqueue.py
 
-On one GPU its two ranks share it through an MPS daemon that is started for them. The first table is
-the host's time of a synchronous in-place call, both ranks calling at once; the second the device's
+Ranks that share a GPU do so through an MPS daemon that is started for them. The first table is
+the host's time of a synchronous in-place call, all ranks calling at once; the second the device's
 time of such calls behind a held stream, so that the host's is left out, beside that of the same
 driver calls on the same memory.
 """
@@ -31,7 +31,7 @@ from bare import BareGathers
 
 from pg_sdma import stats
 from pg_sdma.bench.launch import World, run_ranks
-from pg_sdma.bench.measure import Gate, Times, time_calls
+from pg_sdma.bench.measure import Gate, Times, own_stream, time_calls
 from pg_sdma.bench.table import sizes
 
 SMALLEST, LARGEST = 4 << 10, 64 << 20  # bytes of output
@@ -133,8 +133,10 @@ def measure(world: World, options: argparse.Namespace) -> None:
     if world.rank == 0:
         gpus = min(torch.cuda.device_count(), world.size)
         print(f"{world.size} ranks on {gpus} x {world.device_name}, torch {torch.__version__}\n")
-    host_times(world, group, arena)
-    device_times(world, group, arena, options.iterations)
+    # Not on the default stream, which takes no batches of copies; frameworks gather on others.
+    with own_stream(world):
+        host_times(world, group, arena)
+        device_times(world, group, arena, options.iterations)
     if world.rank == 0:
         print("routes:", stats(group))
 
@@ -142,8 +144,9 @@ def measure(world: World, options: argparse.Namespace) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--iterations", type=int, default=100, help="calls of each size")
+    parser.add_argument("--ranks", type=int, default=2)
     options = parser.parse_args()
-    options.device, options.ranks = "cuda", 2
+    options.device = "cuda"
     os.environ.update(PG_SDMA_MIN_BYTES="0", PG_SDMA_PATIENCE_MS="1000")
     with contextlib.ExitStack() as until_the_end:
         if 0 < torch.cuda.device_count() < options.ranks:
