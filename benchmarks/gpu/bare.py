@@ -19,7 +19,6 @@ from pg_sdma.bench.launch import World
 from pg_sdma.bench.measure import Call
 
 LINE = 64  # bytes: each counter has a cache line of its own
-TOGETHER = 4 << 20  # bytes of a shard below which one call takes the copies of all peers
 
 
 class Counters:
@@ -76,19 +75,12 @@ class BareGathers:
             self._number += 1
             number = self._number
             operations = [write(counters.ready[self._rank], number)]
-            ready = [wait(counters.ready[peer], number) for peer in self._peers]
-            copies = [
-                (self._arena + peer * shard, self._sources[peer] + peer * shard, shard)
-                for peer in self._peers
-            ]
-            if len(copies) > 1 and shard < TOGETHER:
-                driver.operate(stream, *operations, *ready)
-                assert driver.copy_batch(stream, *copies) == 0
-            else:
-                for peer, copy in zip(ready, copies, strict=True):
-                    driver.operate(stream, *operations, peer)
-                    driver("cuMemcpyAsync", *copy, stream)
-                    operations = []
+            for peer in self._peers:
+                driver.operate(stream, *operations, wait(counters.ready[peer], number))
+                place = peer * shard
+                source = self._sources[peer] + place
+                driver("cuMemcpyAsync", self._arena + place, source, shard, stream)
+                operations = []
             waits = (wait(counters.done[peer], number) for peer in self._peers)
             driver.operate(stream, write(counters.done[self._rank], number), *waits)
             driver("cuEventRecord", self._end, stream)

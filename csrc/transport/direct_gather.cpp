@@ -6,14 +6,6 @@
 #include "transport/direct_pull.h"
 
 namespace pg_sdma {
-namespace {
-
-// Bytes of a shard below which the host's call for each peer's copy costs more than what a peer
-// that is late on the device holds up, where all are waited for first and one call takes all
-// copies.
-constexpr uint64_t kTogether = uint64_t{4} << 20;
-
-}  // namespace
 
 void DirectPull::carry(const Call& call) {
   inject::at("carry");
@@ -77,16 +69,12 @@ void DirectPull::write_program(const Call& call) {
     program_.push_back(Step::write(page_.ready(rank), number_));
     const Wave all = std::move(cut(call, SIZE_MAX).front());
     copy_own(call, all, Step::kBeside);
-    const bool together = call.shard_bytes() < kTogether;
-    for (int i = 1; together && i < world; ++i) {
-      program_.push_back(Step::wait(page_.ready((rank + i) % world), number_));
-    }
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
       // A track a peer: where every peer has a link of its own, all are read at the same time.
       const auto track = static_cast<uint32_t>(i);
-      if (!together) program_.push_back(Step::wait(page_.ready(peer), number_).on(track));
+      program_.push_back(Step::wait(page_.ready(peer), number_).on(track));
       copy_from(peer, call, all, track);
     }
     program_.push_back(Step::write(page_.done(rank), number_));
