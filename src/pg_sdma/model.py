@@ -27,25 +27,25 @@ class Constant:
 
 CONSTANTS = {
     "python": Constant(
-        4.8, "us", "from Python into C++", "measured: What a call costs the host, 20.2 - 15.4"
+        3.2, "us", "from Python into C++", "measured: What a call costs the host, 12.9 - 9.7"
     ),
     "handshake": Constant(
-        7.4,
+        0.8,
         "us",
-        "publishing, handshake and the rest in C++, 2 ranks",
-        "measured: What a call costs the host, 15.4 - 8.0",
+        "publishing, handshake and the rest in C++, 2 ranks that come at once",
+        "measured: What a call costs the host, 9.7 - 8.9",
     ),
     "copy_call": Constant(
-        5.8, "us", "the driver's call for one copy", "measured: What a call costs the host"
+        5.2, "us", "the driver's call for one copy", "measured: What a call costs the host"
     ),
     "memory_call": Constant(
-        1.5,
+        1.1,
         "us",
         "the driver's call for a batch of stream memory operations",
         "measured: What a call costs the host, a batch of two",
     ),
     "event_call": Constant(
-        1.5, "us", "an event recorded and waited for", "measured: What a call costs the host"
+        0.25, "us", "an event recorded", "measured: What a call costs the host"
     ),
     "line": Constant(
         0.1, "us", "a cache line from another core", "assumed: the order of a miss within a socket"
@@ -57,7 +57,7 @@ CONSTANTS = {
         "counted: three of a record of one tensor, and twice that of its acknowledgement",
     ),
     "alpha": Constant(
-        27.0,
+        16.0,
         "us",
         "a small gather on the device, 2 ranks",
         "fitted: All-gathers, alone, sdma in place",
@@ -69,7 +69,7 @@ CONSTANTS = {
         "assumed: never measured beyond 2 ranks",
     ),
     "h200": Constant(
-        374.0,
+        372.0,
         "GB/s",
         "into one H200 by its copy engine",
         "fitted: All-gathers, alone, sdma in place",
@@ -81,10 +81,10 @@ CONSTANTS = {
         "assumed: reported; not run on hardware",
     ),
     "nvl72": Constant(
-        748.0,
+        744.0,
         "GB/s",
         "into one GPU of an NVL72",
-        "assumed: nominal 900, times the 374 of nominal 450 of an H200; not run on hardware",
+        "assumed: nominal 900, times the 372 of nominal 450 of an H200; not run on hardware",
     ),
     "network": Constant(
         50.0, "GB/s", "of one GPU's network card", "assumed: nominal 400 Gb/s; not run on hardware"
@@ -158,17 +158,17 @@ class Model:
     def enqueue(self, ranks: int, pieces: int = 1) -> float:
         """The driver's calls of a gather, `pieces` copies a peer.
 
-        Two events; a batch of memory operations before each peer's copy, and one at the end
-        (DirectPull::write_program, StreamQueue::run).
+        Of a synchronous gather: a batch of memory operations before each peer's copy, one at the
+        end, and an event (DirectPull::write_program, StreamQueue::run).
         """
         c = self.constants
         copies = (ranks - 1) * pieces
-        return 2 * c["event_call"] + ranks * c["memory_call"] + copies * c["copy_call"]
+        return c["event_call"] + ranks * c["memory_call"] + copies * c["copy_call"]
 
     def enqueue_batched(self) -> float:
         """The same if all waits came first, and then one call with all copies (not built)."""
         c = self.constants
-        return 2 * c["event_call"] + 2 * c["memory_call"] + c["copy_call"]
+        return c["event_call"] + 2 * c["memory_call"] + c["copy_call"]
 
     def handshake(self, ranks: int) -> float:
         """Publishing and reading every peer's record, where all have come. No skew."""
