@@ -17,6 +17,9 @@ constexpr size_t kMostOperations = 255;
 
 constexpr std::chrono::seconds kDrainPatience{2};
 
+// By either of its handles: null, and CU_STREAM_LEGACY.
+bool is_default(driver::Stream stream) { return reinterpret_cast<uintptr_t>(stream) <= 1; }
+
 }  // namespace
 
 // Events that have no timing, used again and again.
@@ -120,19 +123,34 @@ StreamQueue::~StreamQueue() {
   const driver::RelaxedCapture relaxed(library);
   library.destroy_stream(own_);
   if (side_ != nullptr) library.destroy_stream(side_);
+  if (batches_ != nullptr) library.destroy_stream(batches_);
   for (const Lane& lane : lanes_) {
     if (lane.stream != nullptr) library.destroy_stream(lane.stream);
   }
   library.unregister_host(page_);
 }
 
+// The other streams by themselves: a program that failed half-way has not joined them.
 bool StreamQueue::drained() {
   try {
-    const std::shared_ptr<Marker> last = mark();
+    std::vector<std::shared_ptr<Marker>> lasts{mark()};
+    {
+      const auto current = device_->enter();
+      const driver::RelaxedCapture relaxed(*device_->library);
+      const auto add = [&](driver::Stream stream) {
+        if (stream == nullptr) return;
+        lasts.push_back(std::make_shared<EventMarker>(events_, events_->record(stream)));
+      };
+      add(side_);
+      add(batches_);
+      for (const Lane& lane : lanes_) add(lane.stream);
+    }
     const auto deadline = std::chrono::steady_clock::now() + kDrainPatience;
-    while (!last->passed()) {
-      if (std::chrono::steady_clock::now() > deadline) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    for (const auto& last : lasts) {
+      while (!last->passed()) {
+        if (std::chrono::steady_clock::now() > deadline) return false;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
     }
     return true;
   } catch (const driver::Failure&) {
@@ -175,6 +193,16 @@ void StreamQueue::run(const Program& program, Waiter&) {
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
   end_.reset();
+  try {
+    enqueue(program);
+  } catch (...) {
+    forget_noted();
+    throw;
+  }
+  if (stream_ != own_) end_ = events_->record(stream_);
+}
+
+void StreamQueue::enqueue(const Program& program) {
   for (const Step& step : program) {
     if (step.track != track_) turn_to(step.track);
     switch (step.kind) {
@@ -196,7 +224,18 @@ void StreamQueue::run(const Program& program, Waiter&) {
   flush();
   flush_copies();
   if (track_ != 0) turn_to(0);
-  if (stream_ != own_) end_ = events_->record(stream_);
+}
+
+// Of a program that failed half-way: the next one begins anew, and joins what this one did not.
+void StreamQueue::forget_noted() {
+  operations_.clear();
+  destinations_.clear();
+  sources_.clear();
+  sizes_.clear();
+  for (Lane& lane : lanes_) lane.forked = false;
+  fork_.reset();
+  track_ = 0;
+  at_ = stream_;
 }
 
 driver::Stream StreamQueue::make_stream() {
@@ -229,18 +268,22 @@ void StreamQueue::turn_to(uint32_t track) {
   const driver::Library& library = *device_->library;
   at_ = stream_;
   if (joins) {
-    for (Lane& used : lanes_) {
-      if (!used.used) continue;
-      device_->must(library.wait_event, stream_, events_->record(used.stream).get(), 0);
-      used.used = false;
-    }
+    for (Lane& forked : lanes_) join(forked);
     fork_.reset();
   }
   if (forks) fork_ = events_->record(stream_);
   if (lane == nullptr) return;
   at_ = stream_of(*lane);
-  if (!lane->used) device_->must(library.wait_event, at_, fork_.get(), 0);
-  lane->used = true;
+  if (!lane->forked) device_->must(library.wait_event, at_, fork_.get(), 0);
+  lane->forked = true;
+  lane->joined = false;
+}
+
+void StreamQueue::join(Lane& lane) {
+  lane.forked = false;
+  if (lane.joined) return;
+  device_->must(device_->library->wait_event, stream_, events_->record(lane.stream).get(), 0);
+  lane.joined = true;
 }
 
 driver::Stream StreamQueue::stream_of(Lane& lane) {
@@ -332,8 +375,9 @@ void StreamQueue::flush_copies() {
 // The copies of a batch are not ordered among themselves, and need not be.
 void StreamQueue::enqueue_batch() {
   const driver::Library& library = *device_->library;
-  // The default stream takes none.
-  const driver::Stream stream = at_ == nullptr ? stream_of(lanes_.back()) : at_;
+  // The default stream takes none. Not by a lane, where they would wait for the own shard's copies.
+  if (is_default(at_) && batches_ == nullptr) batches_ = make_stream();
+  const driver::Stream stream = is_default(at_) ? batches_ : at_;
   if (stream != at_) device_->must(library.wait_event, stream, events_->record(at_).get(), 0);
   driver::CopyAttributes attributes;
   attributes.source_order = driver::kInStreamOrder;

@@ -37,6 +37,8 @@ class StreamQueue final : public Queue {
   void note_copy(const Step& step);
   driver::Stream make_stream();
   void enqueue_on_side(const Step& step);
+  void enqueue(const Program& program);
+  void forget_noted();
   void flush();
   void flush_copies();
   void enqueue_batch();
@@ -49,18 +51,21 @@ class StreamQueue final : public Queue {
   size_t bytes_;
   driver::Address page_on_device_ = 0;
   driver::Stream own_ = nullptr;
-  driver::Stream stream_ = nullptr;  // that programs run on now: own_ or a caller's
-  std::shared_ptr<void> end_;        // of the last program, where that ran on a caller's
-  driver::Stream side_ = nullptr;    // of launches
+  driver::Stream stream_ = nullptr;   // that programs run on now: own_ or a caller's
+  std::shared_ptr<void> end_;         // of the last program, where that ran on a caller's
+  driver::Stream side_ = nullptr;     // of launches
+  driver::Stream batches_ = nullptr;  // of batches of copies, for a stream that takes none
   // Tracks above 0 spread over stream_ and these, the last of which is kBeside's; `at_` is the
   // stream that steps go to.
   struct Lane {
     driver::Stream stream = nullptr;
-    bool used = false;  // since the last step of track 0
+    bool forked = false;  // goes on from fork_
+    bool joined = true;   // stream_ is behind all of it
   };
   std::vector<Lane> lanes_;
   Lane* lane_of(uint32_t track);  // null: stream_
   driver::Stream stream_of(Lane& lane);
+  void join(Lane& lane);
   driver::Stream at_ = nullptr;
   uint32_t track_ = 0;
   std::shared_ptr<void> fork_;  // where lanes start, until they are joined

@@ -151,6 +151,75 @@ CHECK(a_queue_that_waits_for_ever_does_not_hold_its_end) {
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
+// Here a wait is what takes long beside.
+CHECK(what_runs_beside_holds_up_no_batch_on_any_stream) {
+  const auto engine = engine_on(0);
+  const Buffer from(64), to(64);
+  const Stream made = caller;
+  int value = 0;
+  for (const Stream stream : {made, Stream{nullptr}, reinterpret_cast<Stream>(1)}) {  // the default
+    caller = stream;
+    Counters counters;
+    const auto queue = engine->queue(counters.page(), 4096);
+    std::memset(from.data(), ++value, 64);
+    queue->use_callers_stream();
+    queue->run({Step::wait(counters[0], 1).on(Step::kBeside),
+                Step::copy(to.data(), 0, from.base(), 32).on(1),
+                Step::copy(to.data() + 32, 0, from.base() + 32, 32).on(1)},
+               no_waiter);
+    const auto end = queue->mark();
+    REQUIRE(soon([&] { return std::memcmp(to.data(), from.data(), 64) == 0; }));
+    REQUIRE(!end->passed());
+    counters[0] = 1;
+    REQUIRE(soon([&] { return end->passed(); }));
+  }
+  caller = made;
+}
+
+CHECK(a_program_that_fails_half_way_leaves_nothing_to_the_next) {
+  const auto engine = engine_on(0);
+  const Buffer from(64), to(64);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  queue->use_callers_stream();
+  std::memset(from.data(), 5, 64);
+  bool failed = false;
+  try {
+    queue->run({Step::copy(to.data(), 0, 8, 32).on(Step::kBeside),
+                Step::copy(to.data(), 0, from.base(), 64).on(1), Step::write(counters[0], 1)},
+               no_waiter);
+  } catch (const std::runtime_error&) {
+    failed = true;
+  }
+  REQUIRE(failed);
+  queue->run({Step::copy(to.data() + 1, 0, from.base(), 1), Step::write(counters[0], 2)},
+             no_waiter);
+  REQUIRE(soon([&] { return counters[0] == 2; }));
+  REQUIRE(to.data()[0] == 0 && to.data()[1] == 5 && to.data()[2] == 0);
+}
+
+// The stand-in ends the process of who unregisters memory that a stream still waits on.
+CHECK(a_queue_outlasts_what_a_failed_program_left_beside) {
+  const auto engine = engine_on(0);
+  const Buffer to(64);
+  auto* counters = new Counters;  // the device goes on looking at it
+  {
+    const auto queue = engine->queue(counters->page(), 4096);
+    queue->use_callers_stream();
+    bool failed = false;
+    try {
+      queue->run({Step::wait((*counters)[0], 1).on(Step::kBeside),
+                  Step::copy(to.data(), 0, 8, 32).on(1), Step::write((*counters)[1], 1)},
+                 no_waiter);
+    } catch (const std::runtime_error&) {
+      failed = true;
+    }
+    REQUIRE(failed);
+  }
+  REQUIRE((*counters)[1] == 0);
+  (*counters)[0] = 1;  // freeing memory waits for all streams
+}
+
 CHECK(another_threads_capture_survives) {
   const auto engine = engine_on(0);
   const Buffer buffer(4096);

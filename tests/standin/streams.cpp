@@ -162,10 +162,13 @@ HardwareQueue* queue_for_stream() {
   return shared[next_shared++ % static_cast<size_t>(shared_queues)];
 }
 
+// By either of its handles: null, and CU_STREAM_LEGACY.
+bool is_default(Stream stream) { return reinterpret_cast<uintptr_t>(stream) <= 1; }
+
 StreamState* find(Stream stream) {
   std::lock_guard<std::mutex> lock(mutex);
   static auto* default_stream = new StreamState{queue_for_stream()};
-  if (stream == nullptr) return default_stream;
+  if (is_default(stream)) return default_stream;
   auto* state = static_cast<StreamState*>(stream);
   return streams.count(state) == 1 ? state : nullptr;
 }
@@ -368,7 +371,7 @@ int cuMemcpyBatchAsync(Address* destinations, Address* sources, size_t* sizes, s
                        CopyAttributes* attributes, size_t* first_of_each, size_t attributes_count,
                        size_t*, Stream stream) {
   if (const int code = enter(__func__, Needs::kContext)) return code;
-  if (count == 0 || attributes_count != 1 || *first_of_each != 0 || stream == nullptr ||
+  if (count == 0 || attributes_count != 1 || *first_of_each != 0 || is_default(stream) ||
       attributes->source_order != kInStreamOrder) {
     return kInvalidValue;
   }
