@@ -69,7 +69,8 @@ struct Step {
   size_t bytes = 0;
   const Launch* launch = nullptr;  // kLaunch: it lives until the program has been enqueued
   // Steps of one track run in order. Those of different tracks above 0 may run side by side,
-  // between the steps of track 0 before them and behind them; kBeside does wherever it can.
+  // between the steps of track 0 before them and behind them. Those of kBeside may do so wherever
+  // streams can, and until the program ends: no other step waits for them.
   uint32_t track = 0;
   static constexpr uint32_t kBeside = UINT32_MAX;
 

@@ -224,6 +224,7 @@ void StreamQueue::enqueue(const Program& program) {
   flush();
   flush_copies();
   if (track_ != 0) turn_to(0);
+  join(lanes_.back());
 }
 
 // Of a program that failed half-way: the next one begins anew, and joins what this one did not.
@@ -268,7 +269,10 @@ void StreamQueue::turn_to(uint32_t track) {
   const driver::Library& library = *device_->library;
   at_ = stream_;
   if (joins) {
-    for (Lane& forked : lanes_) join(forked);
+    for (Lane& lane : lanes_) {
+      lane.forked = false;
+      if (&lane != &lanes_.back()) join(lane);
+    }
     fork_.reset();
   }
   if (forks) fork_ = events_->record(stream_);
@@ -280,7 +284,6 @@ void StreamQueue::turn_to(uint32_t track) {
 }
 
 void StreamQueue::join(Lane& lane) {
-  lane.forked = false;
   if (lane.joined) return;
   device_->must(device_->library->wait_event, stream_, events_->record(lane.stream).get(), 0);
   lane.joined = true;

@@ -60,7 +60,7 @@ class StreamQueue final : public Queue {
   struct Lane {
     driver::Stream stream = nullptr;
     bool forked = false;  // goes on from fork_
-    bool joined = true;   // stream_ is behind all of it
+    bool joined = true;   // stream_ is behind all of it: kBeside's, at the program's end
   };
   std::vector<Lane> lanes_;
   Lane* lane_of(uint32_t track);  // null: stream_

@@ -151,7 +151,45 @@ CHECK(a_queue_that_waits_for_ever_does_not_hold_its_end) {
   REQUIRE(std::chrono::steady_clock::now() - start < std::chrono::seconds(20));
 }
 
-// Here a wait is what takes long beside.
+// Peers do not wait for this rank's copy of its own shard. Here a wait is what takes long beside.
+CHECK(only_the_end_waits_for_what_runs_beside) {
+  const auto engine = engine_on(0);
+  const Buffer from(64), to(64);
+  for (const bool on_callers : {false, true}) {
+    Counters counters;
+    const auto queue = engine->queue(counters.page(), 4096);
+    std::memset(to.data(), 0, 64);
+    std::memset(from.data(), 3, 64);
+    if (on_callers) queue->use_callers_stream();
+    queue->run(
+        {Step::wait(counters[0], 1).on(Step::kBeside),
+         Step::copy(to.data(), 0, from.base(), 32).on(1),
+         Step::copy(to.data() + 32, 0, from.base() + 32, 32).on(2), Step::write(counters[1], 1)},
+        no_waiter);
+    const auto end = queue->mark();
+    REQUIRE(soon([&] { return counters[1] == 1; }));
+    REQUIRE(std::memcmp(to.data(), from.data(), 64) == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    REQUIRE(!end->passed());
+    counters[0] = 1;
+    REQUIRE(soon([&] { return end->passed(); }));
+  }
+}
+
+CHECK(what_runs_beside_comes_after_the_steps_before_it) {
+  const auto engine = engine_on(0);
+  Counters counters;
+  const auto queue = engine->queue(counters.page(), 4096);
+  queue->run({Step::write(counters[1], 1).on(Step::kBeside), Step::wait(counters[0], 1),
+              Step::write(counters[1], 2).on(Step::kBeside)},
+             no_waiter);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  REQUIRE(counters[1] == 1);
+  counters[0] = 1;
+  REQUIRE(soon([&] { return counters[1] == 2; }));
+}
+
+// Here too.
 CHECK(what_runs_beside_holds_up_no_batch_on_any_stream) {
   const auto engine = engine_on(0);
   const Buffer from(64), to(64);
