@@ -23,13 +23,15 @@ class StreamChain final : public Chain {
   }
 
   void before_inner() override {
-    if (direct_is_last_) queue_->caller_follows();
+    recorded_ = queue_ != nullptr && queue_->caller_records();
+    if (direct_is_last_ && !recorded_) queue_->caller_follows();
   }
 
   // A synchronous inner collective runs on the caller's stream; an asynchronous one on a stream of
   // the inner's that only its Work knows. Weak: who has waited for a Work has ordered a stream of
   // theirs behind it, and who has dropped it expects nothing.
   void after_inner(const WorkPtr& work) override {
+    if (recorded_) return;  // into a graph: no predecessor of what comes next
     direct_is_last_ = false;
     inner_stream_ = guard_.getStream(device_.value_or(guard_.getDevice()));
     inner_work_ = c10::weak_intrusive_ptr<c10d::Work>(work);
@@ -109,6 +111,7 @@ class StreamChain final : public Chain {
   std::optional<c10::Device> device_;  // of the last call
   bool asynchronous_ = false;          // the last call
   bool direct_is_last_ = false;
+  bool recorded_ = false;  // the last inner collective, into a graph
   std::optional<c10::Stream> inner_stream_;
   c10::weak_intrusive_ptr<c10d::Work> inner_work_{WorkPtr()};
   std::deque<std::shared_ptr<StreamWork::Kept>> kept_;

@@ -141,8 +141,12 @@ class Queue {
   virtual void run(const Program& program, Waiter& waiter) = 0;
   // The caller's current stream continues only after the programs run so far.
   virtual void caller_follows() = 0;
-  // Later programs start after all that `stream`, another of this device's streams, holds now.
+  // Later programs start after all that `stream`, another of this device's streams, holds now: that
+  // is nothing where it is recording a graph.
   virtual void follow(void* stream) = 0;
+  // Whether the caller's current stream is recording a graph, whose work has no place in the order
+  // of programs: it runs when the graph is launched.
+  virtual bool caller_records() const { return false; }
   // A marker of the programs run so far, for an asynchronous Work.
   class Marker {
    public:

@@ -167,7 +167,23 @@ void StreamQueue::follow(void* stream) {
   const driver::Library& library = *device_->library;
   const auto current = device_->enter();
   const driver::RelaxedCapture relaxed(library);
+  if (records(stream)) return;
   device_->must(library.wait_event, stream_, events_->record(stream).get(), 0);
+}
+
+bool StreamQueue::caller_records() const {
+  const auto current = device_->enter();
+  return records(device_->current_stream());
+}
+
+bool StreamQueue::records(driver::Stream stream) const {
+  const auto& is_capturing = device_->library->is_capturing;
+  int status = 0;
+  const int result = is_capturing(stream, &status);
+  // The default stream may not even be asked while another records. It never does.
+  if (result == driver::kStreamCaptureImplicit) return false;
+  if (result != driver::kSuccess) device_->fail(is_capturing.name, result);
+  return status != 0;
 }
 
 void StreamQueue::use_callers_stream() { use(device_->current_stream()); }

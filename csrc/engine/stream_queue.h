@@ -25,6 +25,7 @@ class StreamQueue final : public Queue {
   void follow_caller() override;
   void use_callers_stream() override;
   void follow(void* stream) override;
+  bool caller_records() const override;
   void run(const Program& program, Waiter& waiter) override;
   void caller_follows() override;
   std::shared_ptr<Marker> mark() override;
@@ -33,6 +34,7 @@ class StreamQueue final : public Queue {
  private:
   std::shared_ptr<void> end() const;
   void use(driver::Stream stream);
+  bool records(driver::Stream stream) const;
   void note(const Step& step);
   void note_copy(const Step& step);
   driver::Stream make_stream();

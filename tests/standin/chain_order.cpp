@@ -1,0 +1,249 @@
+// The chain of device tensors on the stand-in: whichever streams, routes and Works the collectives
+// of a group use, they come one after another on the device. Needs torch, but no GPU: here "CUDA"
+// is the stand-in.
+//
+//   chain_order <driver> <collectives> <seed>
+//
+// Collective k copies byte k - 1 to byte k; the first byte is 1, and so must be all in the end.
+#include <ATen/ATen.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include <random>
+
+#include "group.h"
+
+// With the chain, in one translation unit: torch's headers take longer than all else.
+#include "backend/arguments.cpp"
+#include "backend/collective.cpp"
+#include "backend/stream_chain.cpp"
+#include "backend/stream_work.cpp"
+
+using namespace pg_sdma;
+using namespace standin_test;
+
+namespace {
+
+const c10::Device kDevice(c10::DeviceType::CUDA, 0);
+
+// torch's streams, by their ids: callers' (the default one first), of its pool, the inner's, and
+// one to be captured.
+enum Id : int64_t { kCallers = 3, kPooled = kCallers, kInner, kCaptured, kStreams };
+std::vector<Stream> handles;
+int64_t current = 0;
+
+c10::Stream stream_of(int64_t id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kDevice.type(); }
+  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
+  c10::Device getDevice() const override { return kDevice; }
+  void setDevice(c10::Device) const override {}
+  void uncheckedSetDevice(c10::Device) const noexcept override {}
+  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
+  c10::Stream getStream(c10::Device) const override { return stream_of(current); }
+  c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
+    return stream_of(kPooled);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = stream_of(current);
+    current = stream.id();
+    caller = handle(stream);
+    return before;
+  }
+  void* getStreamNativeHandle(const c10::Stream stream) const override { return handle(stream); }
+  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
+              const c10::EventFlag) const override {
+    if (*event == nullptr) REQUIRE(driver::cuEventCreate(event, driver::kNoTiming) == 0);
+    REQUIRE(driver::cuEventRecord(*event, handle(stream)) == 0);
+  }
+  void block(void* event, const c10::Stream& stream) const override {
+    REQUIRE(driver::cuStreamWaitEvent(handle(stream), event, 0) == 0);
+  }
+  bool queryEvent(void* event) const override { return driver::cuEventQuery(event) == 0; }
+  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
+    driver::cuEventDestroy_v2(event);
+  }
+
+ private:
+  static Stream handle(const c10::Stream& stream) {
+    return handles.at(static_cast<size_t>(stream.id()));
+  }
+};
+C10_REGISTER_GUARD_IMPL(CUDA, Guard)
+
+void turn_to(int64_t id) {
+  c10::impl::VirtualGuardImpl(kDevice.type()).exchangeStream(stream_of(id));
+}
+
+at::Tensor byte_at(void* data) {
+  return at::for_blob(data, {1})
+      .options(at::dtype(at::kByte).device(kDevice))
+      .target_device(kDevice)
+      .make_tensor();
+}
+
+class OneByte final : public Collective {
+ public:
+  OneByte(unsigned char* data, bool async)
+      : Collective(c10d::OpType::ALLGATHER, 0, 1, {byte_at(data)}, {byte_at(data - 1)}, async) {}
+  const char* name() const override { return "one_byte"; }
+  WorkPtr on_inner(c10d::Backend&) override { return nullptr; }
+  size_t tensors() const override { return 1; }
+  Call part(size_t, size_t) const override { return call; }
+  void carry(Transport& transport, const Call& part) override { transport.carry(part); }
+  std::vector<WorkPtr> part_on_inner(c10d::Backend&, size_t, size_t) override { return {}; }
+  Step step() const {
+    return Step::copy(outputs_[0].data_ptr(), 0, reinterpret_cast<uintptr_t>(inputs_[0].data_ptr()),
+                      1);
+  }
+
+ private:
+  void add_tensors() override {}
+  void forget_tensors() override {}
+};
+
+class NoWaiter final : public Waiter {
+  void wait(Counter&, uint64_t) override {}
+  void wrote() override {}
+};
+
+class OneQueue final : public Transport, public Carrier {
+ public:
+  OneQueue(Chain& chain, std::unique_ptr<Queue> queue) : chain_(chain), queue_(std::move(queue)) {}
+  Decision agree(const Call&) override { return {true, "", ""}; }
+  void carry(const Call&) override {}
+  void reduce(const Call&, Reducer&) override {}
+  void reduce(const Call&, StreamReducer&) override {}
+  Queue& queue() override { return *queue_; }
+  void abort(const std::string&) override {}
+  std::vector<WorkPtr> carry(Collective& collective) override {
+    chain_.before_direct(*this);
+    queue_->run({static_cast<OneByte&>(collective).step()}, no_waiter_);
+    return {};
+  }
+
+ private:
+  Chain& chain_;
+  std::unique_ptr<Queue> queue_;
+  NoWaiter no_waiter_;
+};
+
+class InnerWork final : public c10d::Work {
+ public:
+  explicit InnerWork(c10::intrusive_ptr<c10::ivalue::Future> future) : future_(std::move(future)) {}
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future_; }
+
+ private:
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+// As NCCL: a synchronous operation on the current stream, an asynchronous one on a stream of its
+// own, and all of a communicator in order.
+class Inner {
+ public:
+  Inner() { REQUIRE(driver::cuEventCreate(&last_, driver::kNoTiming) == 0); }
+
+  WorkPtr copy(unsigned char* to, bool async) {
+    const auto at = reinterpret_cast<Address>(to);
+    if (!async) {
+      enqueue(at, caller);
+      return nullptr;
+    }
+    driver::Event event = nullptr;
+    REQUIRE(driver::cuEventCreate(&event, driver::kNoTiming) == 0);
+    REQUIRE(driver::cuEventRecord(event, caller) == 0);
+    REQUIRE(driver::cuStreamWaitEvent(handles[kInner], event, 0) == 0);
+    REQUIRE(driver::cuEventDestroy_v2(event) == 0);
+    enqueue(at, handles[kInner]);
+    const int64_t before = current;
+    turn_to(kInner);
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
+        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{kDevice});
+    future->markCompleted(c10::IValue(std::vector<at::Tensor>{byte_at(to)}));
+    turn_to(before);
+    return c10::make_intrusive<InnerWork>(std::move(future));
+  }
+
+ private:
+  void enqueue(Address at, Stream stream) {
+    REQUIRE(driver::cuStreamWaitEvent(stream, last_, 0) == 0);
+    REQUIRE(driver::cuMemcpyAsync(at, at - 1, 1, stream) == 0);
+    REQUIRE(driver::cuEventRecord(last_, stream) == 0);
+  }
+
+  driver::Event last_ = nullptr;
+};
+
+// One that a graph records, while others run.
+void capture(Chain& chain, const std::function<void()>& meanwhile) {
+  const int64_t before = current;
+  REQUIRE(cuStreamBeginCapture_v2(handles[kCaptured], 0) == 0);
+  turn_to(kCaptured);
+  chain.before_inner();
+  chain.after_inner(nullptr);
+  turn_to(before);
+  meanwhile();
+  void* graph = nullptr;
+  REQUIRE(cuStreamEndCapture(handles[kCaptured], &graph) == 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE(argc == 4);
+  const auto collectives = static_cast<size_t>(std::atoi(argv[2]));
+  std::minstd_rand random(static_cast<unsigned>(std::atoi(argv[3])));
+  const auto engine = engine_by(argv[1], 0);
+  enter(0);
+  handles.assign(kStreams, nullptr);
+  for (size_t id = 1; id < kStreams; ++id) {
+    REQUIRE(driver::cuStreamCreateWithPriority(&handles[id], driver::kNonBlocking, 0) == 0);
+  }
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(page != MAP_FAILED);
+
+  const Buffer bytes(collectives + 1);
+  bytes.data()[0] = 1;
+  const auto chain = make_stream_chain(kDevice.type());
+  OneQueue direct(*chain, engine->queue(page, 4096));
+  Inner inner;
+  std::vector<WorkPtr> works;  // who drops one expects nothing of it
+  for (size_t k = 1; k <= collectives; ++k) {
+    turn_to(static_cast<int64_t>(random() % kCallers));
+    unsigned char* const to = bytes.data() + k;
+    const bool async = random() % 2 == 0;
+    const bool first = k == 1;  // then even the first direct one comes beside a capture
+    const auto make = [&] {
+      if (first || random() % 2 == 0) {
+        works.push_back(chain->run(std::make_shared<OneByte>(to, async), direct));
+        return;
+      }
+      chain->before_inner();
+      works.push_back(inner.copy(to, async));
+      chain->after_inner(works.back());
+    };
+    if (first || random() % 4 == 0) {
+      const bool beside = first || random() % 2 == 0;
+      capture(*chain, [&] {
+        if (beside) make();
+      });
+      if (beside) continue;
+    }
+    make();
+    if (works.back() && random() % 4 == 0) works.back()->getFuture()->wait();
+  }
+  for (const Stream stream : handles) REQUIRE(cuStreamSynchronize(stream) == 0);
+  for (const auto& work : works) {
+    if (work && dynamic_cast<StreamWork*>(work.get()) != nullptr) {
+      REQUIRE(soon([&] { return work->isCompleted(); }));
+    }
+  }
+  for (size_t k = 0; k <= collectives; ++k) REQUIRE(bytes.data()[k] == 1);
+  works.clear();
+  chain->stop([] {}, false);
+  std::printf("in order\n");
+  std::fflush(stdout);
+  std::_Exit(0);  // torch's statics outlive the stand-in's threads
+}
