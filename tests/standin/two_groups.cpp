@@ -67,7 +67,8 @@ int gather(const Run& run, int group, int rank, DirectPull& transport, bool shar
   Buffer input(kShard);
   Buffer output(kShard * static_cast<size_t>(run.world));
   int direct = 0;
-  for (int i = 0; i < run.gathers; ++i) {
+  bool late = false;
+  for (int i = 0; i < run.gathers || direct == 0; ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
     std::fill_n(input.data(), kShard, value(group, rank, i));
     Call call;
@@ -77,12 +78,18 @@ int gather(const Run& run, int group, int rank, DirectPull& transport, bool shar
     Piece piece{input.data(), kShard, {}};
     for (int r = 0; r < run.world; ++r) piece.outputs.push_back(output.data() + r * kShard);
     call.pieces.push_back(std::move(piece));
+    if (late) std::this_thread::sleep_for(kPatience);  // or the ranks may never be level again
     {
       const auto alone = enqueue_alone(shares);
-      if (!transport.agree(call).direct) continue;
+      late = !transport.agree(call).direct;
+      if (late) continue;
       // Long enough for the other thread to come first, if it may.
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
-      transport.queue().follow_caller();
+      if (random() % 2 == 0) {
+        transport.queue().follow_caller();
+      } else {
+        transport.queue().use_callers_stream();
+      }
       transport.carry(call);
       transport.queue().caller_follows();
     }
