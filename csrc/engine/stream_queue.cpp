@@ -1,11 +1,11 @@
 #include "engine/stream_queue.h"
 
 #include <chrono>
-#include <mutex>
 #include <thread>
 #include <utility>
 
 #include "engine/driver_manners.h"
+#include "engine/events.h"
 
 namespace pg_sdma {
 namespace {
@@ -19,75 +19,6 @@ constexpr std::chrono::seconds kDrainPatience{2};
 
 // By either of its handles: null, and CU_STREAM_LEGACY.
 bool is_default(driver::Stream stream) { return reinterpret_cast<uintptr_t>(stream) <= 1; }
-
-}  // namespace
-
-// Events that have no timing, used again and again.
-class EventPool : public std::enable_shared_from_this<EventPool> {
- public:
-  explicit EventPool(std::shared_ptr<const DriverDevice> device) : device_(std::move(device)) {}
-  ~EventPool() {
-    for (const driver::Event event : free_) device_->library->destroy_event(event);
-  }
-
-  // An event recorded on `stream`. It returns to the pool with the last reference: a wait that was
-  // enqueued on it keeps what was recorded.
-  std::shared_ptr<void> record(driver::Stream stream) {
-    driver::Event event = nullptr;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      if (!free_.empty()) {
-        event = free_.back();
-        free_.pop_back();
-      }
-    }
-    if (event == nullptr) {
-      device_->must(device_->library->create_event, &event, driver::kNoTiming);
-    }
-    std::shared_ptr<void> recorded(event, [pool = shared_from_this()](driver::Event used) {
-      std::lock_guard<std::mutex> lock(pool->mutex_);
-      pool->free_.push_back(used);
-    });
-    device_->must(device_->library->record_event, event, stream);
-    return recorded;
-  }
-
-  const DriverDevice& device() const { return *device_; }
-
- private:
-  std::shared_ptr<const DriverDevice> device_;
-  std::mutex mutex_;
-  std::vector<driver::Event> free_;
-};
-
-namespace {
-
-class EventMarker final : public Queue::Marker {
- public:
-  EventMarker(std::shared_ptr<EventPool> pool, std::shared_ptr<void> event)
-      : pool_(std::move(pool)), event_(std::move(event)) {}
-
-  bool passed() override {
-    const DriverDevice& device = pool_->device();
-    const driver::Library& library = *device.library;
-    const auto current = device.enter();
-    const driver::RelaxedCapture relaxed(library);
-    const int result = library.query_event(event_.get());
-    if (result == driver::kSuccess) return true;
-    if (result == driver::kNotReady) return false;
-    device.fail(library.query_event.name, result);
-  }
-
-  void caller_follows() override {
-    const DriverDevice& device = pool_->device();
-    const auto current = device.enter();
-    device.must(device.library->wait_event, device.current_stream(), event_.get(), 0);
-  }
-
- private:
-  std::shared_ptr<EventPool> pool_;
-  std::shared_ptr<void> event_;
-};
 
 }  // namespace
 

@@ -44,9 +44,7 @@ CONSTANTS = {
         "the driver's call for a batch of stream memory operations",
         "measured: What a call costs the host, a batch of two",
     ),
-    "event_call": Constant(
-        0.25, "us", "an event recorded", "measured: What a call costs the host"
-    ),
+    "event_call": Constant(0.25, "us", "an event recorded", "measured: What a call costs the host"),
     "line": Constant(
         0.1, "us", "a cache line from another core", "assumed: the order of a miss within a socket"
     ),
