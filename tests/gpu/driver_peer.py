@@ -1,7 +1,4 @@
-"""A device's driver for tests, and a peer: another process with the same or the next device.
-
-The peer answers requests. A plugin of pytest, for its fixtures.
-"""
+"""A peer of a device: another process with the same or the next device, that answers requests."""
 
 from __future__ import annotations
 
@@ -9,25 +6,12 @@ import ctypes
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from typing import Any
 
-import pytest
-from cuda_driver import Driver, Failed, Page
-
-
-@pytest.fixture(scope="module")
-def driver() -> Driver:
-    return Driver()
-
-
-@pytest.fixture
-def page(driver: Driver) -> Iterator[Page]:
-    page = Page(driver)
-    yield page
-    page.close()
+from cuda_driver import Driver, Failed
 
 
 def passes(driver: Driver, event: int, seconds: float = 5.0) -> bool:
@@ -74,13 +58,6 @@ class Peer:
         self.pipe.send(None)
         self.process.join(30)
         self.process.kill()
-
-
-@pytest.fixture
-def peer(driver: Driver) -> Iterator[Peer]:
-    peer = Peer(driver)
-    yield peer
-    peer.close()
 
 
 def open_ipc(driver: Driver, handle: bytes) -> int:

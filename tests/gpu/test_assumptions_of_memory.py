@@ -27,7 +27,7 @@ from cuda_driver import (
 )
 from driver_peer import Peer, close_ipc, map_descriptors, open_ipc, read
 
-pytest_plugins = ("driver_peer",)
+pytest_plugins = ("driver_fixtures",)
 pytestmark = pytest.mark.gpu
 
 SIZE = 4 << 20

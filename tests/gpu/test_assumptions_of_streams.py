@@ -24,7 +24,7 @@ from cuda_driver import (
 )
 from driver_peer import Peer, close_ipc, passes
 
-pytest_plugins = ("driver_peer",)
+pytest_plugins = ("driver_fixtures",)
 pytestmark = pytest.mark.gpu
 
 SIZE = 4 << 20
