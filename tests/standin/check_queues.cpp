@@ -168,11 +168,11 @@ CHECK(only_the_end_waits_for_what_runs_beside) {
         no_waiter);
     const auto end = queue->mark();
     REQUIRE(soon([&] { return counters[1] == 1; }));
-    REQUIRE(std::memcmp(to.data(), from.data(), 64) == 0);
     std::this_thread::sleep_for(std::chrono::milliseconds(20));
     REQUIRE(!end->passed());
     counters[0] = 1;
     REQUIRE(soon([&] { return end->passed(); }));
+    REQUIRE(std::memcmp(to.data(), from.data(), 64) == 0);
   }
 }
 
@@ -203,13 +203,15 @@ CHECK(what_runs_beside_holds_up_no_batch_on_any_stream) {
     queue->use_callers_stream();
     queue->run({Step::wait(counters[0], 1).on(Step::kBeside),
                 Step::copy(to.data(), 0, from.base(), 32).on(1),
-                Step::copy(to.data() + 32, 0, from.base() + 32, 32).on(1)},
+                Step::copy(to.data() + 32, 0, from.base() + 32, 32).on(1),
+                Step::write(counters[1], 1).on(1)},
                no_waiter);
     const auto end = queue->mark();
-    REQUIRE(soon([&] { return std::memcmp(to.data(), from.data(), 64) == 0; }));
+    REQUIRE(soon([&] { return counters[1] == 1; }));
     REQUIRE(!end->passed());
     counters[0] = 1;
     REQUIRE(soon([&] { return end->passed(); }));
+    REQUIRE(std::memcmp(to.data(), from.data(), 64) == 0);
   }
   caller = made;
 }
@@ -232,7 +234,9 @@ CHECK(a_program_that_fails_half_way_leaves_nothing_to_the_next) {
   REQUIRE(failed);
   queue->run({Step::copy(to.data() + 1, 0, from.base(), 1), Step::write(counters[0], 2)},
              no_waiter);
-  REQUIRE(soon([&] { return counters[0] == 2; }));
+  const auto end = queue->mark();
+  REQUIRE(soon([&] { return end->passed(); }));
+  REQUIRE(counters[0] == 2);
   REQUIRE(to.data()[0] == 0 && to.data()[1] == 5 && to.data()[2] == 0);
 }
 
