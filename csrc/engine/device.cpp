@@ -138,13 +138,7 @@ class DeviceEngine final : public Engine {
   }
 
   bool capturing() const override {
-    const driver::Library& library = *device_->library;
-    int status = 0;
-    const int result = library.is_capturing(device_->current_stream(), &status);
-    // The default stream may not even be asked while another stream is being captured.
-    if (result == driver::kStreamCaptureImplicit) return true;
-    if (result != driver::kSuccess) device_->fail(library.is_capturing.name, result);
-    return status != 0;
+    return device_->records(device_->current_stream(), /*unasked=*/true);
   }
 
   std::unique_ptr<Queue> queue(void* page, size_t bytes) override {

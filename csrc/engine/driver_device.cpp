@@ -35,4 +35,12 @@ void DriverDevice::fail(const char* call, int result) const {
                                     std::to_string(ordinal));
 }
 
+bool DriverDevice::records(driver::Stream stream, bool unasked) const {
+  int status = 0;
+  const int result = library->is_capturing(stream, &status);
+  if (result == driver::kStreamCaptureImplicit) return unasked;
+  if (result != driver::kSuccess) fail(library->is_capturing.name, result);
+  return status != 0;
+}
+
 }  // namespace pg_sdma

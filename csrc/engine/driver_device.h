@@ -41,6 +41,9 @@ struct DriverDevice {
             std::type_identity_t<Arguments>... arguments) const {
     if (const int result = call(arguments...)) fail(call.name, result);
   }
+  // Whether `stream` is recording a graph. `unasked`: what to say of the default stream while
+  // another one records, when it may not even be asked.
+  bool records(driver::Stream stream, bool unasked) const;
   [[noreturn]] void fail(const char* call, int result) const;
 };
 

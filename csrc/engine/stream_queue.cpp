@@ -33,12 +33,8 @@ StreamQueue::StreamQueue(std::shared_ptr<const DriverDevice> device, void* page,
   device_->must(library.register_host, page_, bytes_, driver::kPortable | driver::kDeviceMapped);
   try {
     device_->must(library.host_device_address, &page_on_device_, page_, 0);
-    int least = 0;
-    int greatest = 0;
-    device_->must(library.priority_range, &least, &greatest);
-    device_->must(library.create_stream, &own_, driver::kNonBlocking, greatest);
-    stream_ = at_ = own_;
-    lanes_.resize(device_->copy_streams);
+    stream_ = at_ = own_ = make_stream();
+    branches_.resize(device_->copy_streams);
   } catch (...) {
     library.unregister_host(page_);
     throw;
@@ -55,8 +51,8 @@ StreamQueue::~StreamQueue() {
   library.destroy_stream(own_);
   if (side_ != nullptr) library.destroy_stream(side_);
   if (batches_ != nullptr) library.destroy_stream(batches_);
-  for (const Lane& lane : lanes_) {
-    if (lane.stream != nullptr) library.destroy_stream(lane.stream);
+  for (const Branch& branch : branches_) {
+    if (branch.stream != nullptr) library.destroy_stream(branch.stream);
   }
   library.unregister_host(page_);
 }
@@ -74,7 +70,7 @@ bool StreamQueue::drained() {
       };
       add(side_);
       add(batches_);
-      for (const Lane& lane : lanes_) add(lane.stream);
+      for (const Branch& branch : branches_) add(branch.stream);
     }
     const auto deadline = std::chrono::steady_clock::now() + kDrainPatience;
     for (const auto& last : lasts) {
@@ -91,30 +87,23 @@ bool StreamQueue::drained() {
 
 void StreamQueue::follow_caller() {
   use(own_);
-  follow(device_->current_stream());
+  wait_for(device_->current_stream());
 }
 
 void StreamQueue::follow(void* stream) {
-  const driver::Library& library = *device_->library;
   const auto current = device_->enter();
-  const driver::RelaxedCapture relaxed(library);
-  if (records(stream)) return;
-  device_->must(library.wait_event, stream_, events_->record(stream).get(), 0);
+  if (!device_->records(stream, /*unasked=*/false)) wait_for(stream);
+}
+
+void StreamQueue::wait_for(driver::Stream stream) {
+  const auto current = device_->enter();
+  const driver::RelaxedCapture relaxed(*device_->library);
+  device_->must(device_->library->wait_event, stream_, events_->record(stream).get(), 0);
 }
 
 bool StreamQueue::caller_records() const {
   const auto current = device_->enter();
-  return records(device_->current_stream());
-}
-
-bool StreamQueue::records(driver::Stream stream) const {
-  const auto& is_capturing = device_->library->is_capturing;
-  int status = 0;
-  const int result = is_capturing(stream, &status);
-  // The default stream may not even be asked while another records. It never does.
-  if (result == driver::kStreamCaptureImplicit) return false;
-  if (result != driver::kSuccess) device_->fail(is_capturing.name, result);
-  return status != 0;
+  return device_->records(device_->current_stream(), /*unasked=*/false);
 }
 
 void StreamQueue::use_callers_stream() { use(device_->current_stream()); }
@@ -171,7 +160,7 @@ void StreamQueue::enqueue(const Program& program) {
   flush();
   flush_copies();
   if (track_ != 0) turn_to(0);
-  join(lanes_.back());
+  join(branches_.back());
 }
 
 // Of a program that failed half-way: the next one begins anew, and joins what this one did not.
@@ -180,7 +169,7 @@ void StreamQueue::forget_noted() {
   destinations_.clear();
   sources_.clear();
   sizes_.clear();
-  for (Lane& lane : lanes_) lane.forked = false;
+  for (Branch& branch : branches_) branch.forked = false;
   fork_.reset();
   track_ = 0;
   at_ = stream_;
@@ -196,49 +185,49 @@ driver::Stream StreamQueue::make_stream() {
   return made;
 }
 
-StreamQueue::Lane* StreamQueue::lane_of(uint32_t track) {
+StreamQueue::Branch* StreamQueue::branch_of(uint32_t track) {
   if (track == 0) return nullptr;
-  if (track == Step::kBeside) return &lanes_.back();
-  const size_t number = (track - 1) % lanes_.size();
-  return number == 0 ? nullptr : &lanes_[number - 1];
+  if (track == Step::kBeside) return &branches_.back();
+  const size_t number = (track - 1) % branches_.size();
+  return number == 0 ? nullptr : &branches_[number - 1];
 }
 
 // Every wait is for something enqueued before it, as on the side.
 void StreamQueue::turn_to(uint32_t track) {
-  Lane* const lane = lane_of(track);
-  const bool spreads = track == Step::kBeside || (track != 0 && lanes_.size() > 1);
+  Branch* const branch = branch_of(track);
+  const bool spreads = track == Step::kBeside || (track != 0 && branches_.size() > 1);
   const bool forks = spreads && !fork_;
   const bool joins = track == 0 && fork_;
   track_ = track;
-  if (!forks && !joins && at_ == (lane == nullptr ? stream_ : lane->stream)) return;
+  if (!forks && !joins && at_ == (branch == nullptr ? stream_ : branch->stream)) return;
   flush();
   flush_copies();
   const driver::Library& library = *device_->library;
   at_ = stream_;
   if (joins) {
-    for (Lane& lane : lanes_) {
-      lane.forked = false;
-      if (&lane != &lanes_.back()) join(lane);
+    for (Branch& each : branches_) {
+      each.forked = false;
+      if (&each != &branches_.back()) join(each);
     }
     fork_.reset();
   }
   if (forks) fork_ = events_->record(stream_);
-  if (lane == nullptr) return;
-  at_ = stream_of(*lane);
-  if (!lane->forked) device_->must(library.wait_event, at_, fork_.get(), 0);
-  lane->forked = true;
-  lane->joined = false;
+  if (branch == nullptr) return;
+  at_ = stream_of(*branch);
+  if (!branch->forked) device_->must(library.wait_event, at_, fork_.get(), 0);
+  branch->forked = true;
+  branch->joined = false;
 }
 
-void StreamQueue::join(Lane& lane) {
-  if (lane.joined) return;
-  device_->must(device_->library->wait_event, stream_, events_->record(lane.stream).get(), 0);
-  lane.joined = true;
+void StreamQueue::join(Branch& branch) {
+  if (branch.joined) return;
+  device_->must(device_->library->wait_event, stream_, events_->record(branch.stream).get(), 0);
+  branch.joined = true;
 }
 
-driver::Stream StreamQueue::stream_of(Lane& lane) {
-  if (lane.stream == nullptr) lane.stream = make_stream();
-  return lane.stream;
+driver::Stream StreamQueue::stream_of(Branch& branch) {
+  if (branch.stream == nullptr) branch.stream = make_stream();
+  return branch.stream;
 }
 
 // Every wait is for something enqueued before it: all of it may share one hardware queue.
@@ -325,7 +314,8 @@ void StreamQueue::flush_copies() {
 // The copies of a batch are not ordered among themselves, and need not be.
 void StreamQueue::enqueue_batch() {
   const driver::Library& library = *device_->library;
-  // The default stream takes none. Not by a lane, where they would wait for the own shard's copies.
+  // The default stream takes none. Not by a branch, where they would wait for the own shard's
+  // copies.
   if (is_default(at_) && batches_ == nullptr) batches_ = make_stream();
   const driver::Stream stream = is_default(at_) ? batches_ : at_;
   if (stream != at_) device_->must(library.wait_event, stream, events_->record(at_).get(), 0);

@@ -34,7 +34,7 @@ class StreamQueue final : public Queue {
  private:
   std::shared_ptr<void> end() const;
   void use(driver::Stream stream);
-  bool records(driver::Stream stream) const;
+  void wait_for(driver::Stream stream);
   void note(const Step& step);
   void note_copy(const Step& step);
   driver::Stream make_stream();
@@ -59,18 +59,18 @@ class StreamQueue final : public Queue {
   driver::Stream batches_ = nullptr;  // of batches of copies, for a stream that takes none
   // Tracks above 0 spread over stream_ and these, the last of which is kBeside's; `at_` is the
   // stream that steps go to.
-  struct Lane {
+  struct Branch {
     driver::Stream stream = nullptr;
     bool forked = false;  // goes on from fork_
     bool joined = true;   // stream_ is behind all of it: kBeside's, at the program's end
   };
-  std::vector<Lane> lanes_;
-  Lane* lane_of(uint32_t track);  // null: stream_
-  driver::Stream stream_of(Lane& lane);
-  void join(Lane& lane);
+  std::vector<Branch> branches_;
+  Branch* branch_of(uint32_t track);  // null: stream_
+  driver::Stream stream_of(Branch& branch);
+  void join(Branch& branch);
   driver::Stream at_ = nullptr;
   uint32_t track_ = 0;
-  std::shared_ptr<void> fork_;  // where lanes start, until they are joined
+  std::shared_ptr<void> fork_;  // where branches start, until they are joined
   std::vector<std::shared_ptr<void>> marks_;
   // Noted, and not yet enqueued: there is never some of both.
   std::vector<driver::MemoryOperation> operations_;

@@ -202,7 +202,7 @@ Decision DirectPull::agree(const Call& call) {
     }
     // The records that explain an error may be reused once this rank has consumed it.
     if (agreement.verdict().outcome == Outcome::kError && error.empty()) {
-      error = explain_error(agreement.verdict());
+      error = explain_error();
     }
   }
 
@@ -347,7 +347,7 @@ void DirectPull::fail_carrying(const std::string& why) {
   fail(this_operation() + ": " + why);
 }
 
-std::string DirectPull::explain_error(const Verdict& verdict) const {
+std::string DirectPull::explain_error() const {
   const uint64_t slot = number_ % options_.ring;
   std::ostringstream text;
   text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
@@ -359,8 +359,7 @@ std::string DirectPull::explain_error(const Verdict& verdict) const {
     text << told(rank, record) << ". ";
   }
   text << "No rank has started; make the same call with the same sizes, dtype and reduction on "
-          "every rank (first to differ: rank "
-       << verdict.rank << ").";
+          "every rank.";
   return text.str();
 }
 

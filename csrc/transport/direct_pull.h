@@ -124,7 +124,7 @@ class DirectPull final : public Transport {
   void check_peers();
   [[noreturn]] void fail(const std::string& text);
   [[noreturn]] void fail_carrying(const std::string& why);
-  std::string explain_error(const Verdict& verdict) const;
+  std::string explain_error() const;
   // The one of `rank` and those that it may be waiting for itself that is furthest behind.
   int furthest_behind(int rank) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
