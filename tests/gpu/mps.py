@@ -35,6 +35,8 @@ def daemon() -> Iterator[dict[str, str]]:
         for path in client.values():
             os.mkdir(path)
         env = {**os.environ, **client}
+        # The daemon would number the GPUs anew, and its clients would choose among those again.
+        env.pop("CUDA_VISIBLE_DEVICES", None)
         quiet = subprocess.DEVNULL
         # Not captured: the daemon would keep the pipe open.
         subprocess.run([CONTROL, "-d"], env=env, stdout=quiet, check=True, timeout=60)
