@@ -1,16 +1,21 @@
 """What a rank does when its peer is killed in mid-gather.
 
-    python benchmarks/gpu/kill.py
+    python benchmarks/gpu/kill.py --jobs 4
     python benchmarks/gpu/kill.py --device cpu --bytes 16M --repetitions 3
 
-Each time two fresh processes gather in a loop. Rank 1 has several large gathers under way when it
-sends itself SIGKILL. Printed are how rank 0 ended, how long after that, and what it said. It has to
-end by itself within the bound, with an error that names rank 1; the group's timeout is far longer.
+Each time two fresh processes gather in a loop, several large gathers under way at a time. A random
+one of them, the victim, gets SIGKILL at a random moment. Printed are how the other ended, how long
+after that, and what it said. It has to end by itself within the bound, with an error that names
+the victim; the group's timeout is far longer.
+
+On one GPU both ranks share it through an MPS daemon of each repetition's own, whose server may
+fault, and the survivor with it, when a client is killed: that, too, is printed.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import random
 import re
@@ -19,13 +24,21 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import IO
 
 import torch
 import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "gpu"))
+
+import mps
 
 import pg_sdma
 from pg_sdma.bench.all_gather import all_gather
@@ -34,6 +47,7 @@ from pg_sdma.bench.table import parse_size
 BACKENDS = {"cpu": "cpu:sdma", "cuda": "cpu:gloo,cuda:sdma"}
 MOST_GATHERS = 6  # under way at a time
 ROUNDS_BEFORE = 3
+LONGEST_DELAY = 0.010  # seconds
 GROUP_TIMEOUT = timedelta(minutes=10)
 READY = "before the kill: "
 
@@ -42,28 +56,35 @@ READY = "before the kill: "
 class Plan:
     """How one repetition goes."""
 
-    gathers: int  # of rank 1 when it dies
-    delay: float  # seconds from the last call to the signal
+    victim: int
+    gathers: int  # under way at a time
+    delay: float  # seconds from the first of those calls to the signal
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
         draw = random.Random(seed)
-        return cls(draw.randint(2, MOST_GATHERS), draw.choice((0.0, 0.001, 0.003)))
+        return cls(draw.randrange(2), draw.randint(1, MOST_GATHERS), draw.uniform(0, LONGEST_DELAY))
+
+    @property
+    def survivor(self) -> int:
+        return 1 - self.victim
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of rank 0."""
+    """What became of both ranks."""
 
     plan: Plan
-    code: int | None  # exit code, negative for a signal; None: it had to be killed
-    seconds: float  # from rank 1's death to rank 0's
-    said: str  # on both of its streams
+    killed: int | None  # the victim's exit code; None: it was still there
+    code: int | None  # the survivor's, negative for a signal; None: it had to be killed
+    seconds: float  # from the victim's death to the survivor's
+    said: str  # by the survivor, on both of its streams
+    victim_said: str
     bound: float
 
     @property
     def direct(self) -> bool:
-        """Whether its gathers before the kill were."""
+        """Whether the survivor's gathers before the kill were."""
         return any(
             line.startswith(READY) and "inner" not in line and "direct" in line
             for line in self.said.splitlines()
@@ -71,36 +92,49 @@ class Outcome:
 
     @property
     def message(self) -> str:
-        """The line in which rank 0 names rank 1; empty where there is none."""
+        """The line in which the survivor names the victim; empty where there is none."""
+        naming = re.compile(rf"\brank {self.plan.survivor}: .*\brank {self.plan.victim}\b")
         lines = (line.strip() for line in self.said.splitlines())
-        return next((line for line in lines if re.search(r"\brank 0: .*\brank 1\b", line)), "")
+        return next((line for line in lines if naming.search(line)), "")
 
     @property
     def failure(self) -> str:
         """Why this is not what ought to happen; empty where it is."""
+        survivor, victim = f"rank {self.plan.survivor}", f"rank {self.plan.victim}"
+        if self.killed != -signal.SIGKILL:
+            return f"{victim} did not come to kill itself: ended by {end(self.killed)}"
         if self.code is None:
-            return f"rank 0 was still there after {self.bound:g} s"
+            return f"{survivor} was still there after {self.bound:g} s"
         if self.code == 0:
-            return "rank 0 ended without an error"
+            return f"{survivor} ended without an error"
         if self.seconds > self.bound:
-            return f"rank 0 took longer than {self.bound:g} s"
+            return f"{survivor} took longer than {self.bound:g} s"
         if not self.direct:
             return "the gathers were not direct, so nothing is shown"
-        return "" if self.message else "no message of rank 0 names rank 1"
+        return "" if self.message else f"no message of {survivor} names {victim}"
 
     @property
-    def ended_by(self) -> str:
-        if self.code is None:
-            return "nothing"
-        return signal.Signals(-self.code).name if self.code < 0 else f"exit code {self.code}"
+    def report(self) -> str:
+        """All that was said: by the victim, too, where it did not die as planned."""
+        parts = [f"# survivor (rank {self.plan.survivor}):", self.said.rstrip()]
+        if self.killed != -signal.SIGKILL:
+            parts += [f"# victim (rank {self.plan.victim}):", self.victim_said.rstrip()]
+        return "\n".join(parts)
+
+
+def end(code: int | None) -> str:
+    """What an exit code says of a process's end."""
+    if code is None:
+        return "nothing"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def rank_main(options: argparse.Namespace) -> None:
-    """One rank: a few rounds of gathers, and those in which rank 1 dies."""
+    """One rank: a few rounds of gathers, and those in which the victim dies."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would take its time
     plan = Plan.draw(options.seed)
     rank, cuda = options.rank, options.device == "cuda"
-    device = torch.device("cuda", rank) if cuda else torch.device("cpu")
+    device = torch.device("cuda", rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     store = dist.TCPStore("127.0.0.1", options.port)
@@ -111,50 +145,69 @@ def rank_main(options: argparse.Namespace) -> None:
         torch.zeros(options.bytes, dtype=torch.uint8, device=device) for _ in range(MOST_GATHERS)
     ]
 
-    def start(count: int) -> list[dist.Work]:
-        return [
+    def gather(count: int) -> None:
+        works = [
             all_gather(output, output.chunk(2)[rank], async_op=True) for output in outputs[:count]
         ]
-
-    def finish(works: list[dist.Work]) -> None:
         for work in works:
             work.wait()
         if cuda:
             torch.cuda.synchronize(device)
 
     for _ in range(ROUNDS_BEFORE):
-        finish(start(MOST_GATHERS))
+        gather(MOST_GATHERS)
     print(f"{READY}{pg_sdma.stats()}", flush=True)
-    works = start(plan.gathers)
-    if rank == 1:
-        time.sleep(plan.delay)
-        os.kill(os.getpid(), signal.SIGKILL)
-    finish(works)
-    finish(start(MOST_GATHERS))  # should all have been over by then
+    if rank == plan.victim:
+        threading.Thread(target=die, args=(plan.delay,)).start()
+    while True:
+        gather(plan.gathers)
+
+
+def die(delay: float) -> None:
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def repetition(options: argparse.Namespace, seed: int) -> Outcome:
-    """Starts both ranks and watches them end. Raises SystemExit where rank 1 ends otherwise."""
+    """Starts both ranks, with an MPS daemon where they share a GPU, and watches them end."""
+    outcome: Outcome | None = None
+    try:
+        with contextlib.ExitStack() as until_the_end:
+            environment: dict[str, str] = {}
+            if options.device == "cuda" and torch.cuda.device_count() < 2:
+                environment.update(until_the_end.enter_context(mps.daemon()))
+                environment.update(PG_SDMA_ALLOW_SAME_DEVICE="1", PG_SDMA_INNER="cuda=gloo")
+            outcome = kill_one(options, seed, environment)
+    except subprocess.SubprocessError as error:
+        if outcome is None:
+            raise
+        # The kill took the daemon along: no fault of the survivor's.
+        print(f"# repetition {seed}: the MPS daemon did not quit when told to: {error}")
+    return outcome
+
+
+def kill_one(options: argparse.Namespace, seed: int, environment: Mapping[str, str]) -> Outcome:
+    plan = Plan.draw(seed)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    with tempfile.TemporaryFile("w+") as said, tempfile.TemporaryFile("w+") as last_words:
-        survivor = start_rank(options, 0, seed, store.port, said)
-        victim = start_rank(options, 1, seed, store.port, last_words)
+    with contextlib.ExitStack() as files:
+        said = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
+        processes = [
+            start_rank(options, rank, seed, store.port, said[rank], environment)
+            for rank in range(2)
+        ]
         try:
-            killed = wait_for(victim, options.start)
+            killed = wait_for(processes[plan.victim], options.start)
             died = time.monotonic()
+            code = None
             if killed == -signal.SIGKILL:
-                code = wait_for(survivor, options.bound)
-                return Outcome(
-                    Plan.draw(seed), code, time.monotonic() - died, text_of(said), options.bound
-                )
+                code = wait_for(processes[plan.survivor], options.bound)
+            seconds = time.monotonic() - died
         finally:
-            for process in (survivor, victim):
+            for process in processes:
                 process.kill()
                 process.wait()
-        raise SystemExit(
-            f"rank 1 did not come to kill itself (exit code {killed}):\n{text_of(last_words)}\n"
-            f"rank 0:\n{text_of(said)}"
-        )
+        words = text_of(said[plan.survivor]), text_of(said[plan.victim])
+        return Outcome(plan, killed, code, seconds, *words, options.bound)
 
 
 def wait_for(process: subprocess.Popen[str], seconds: float) -> int | None:
@@ -171,32 +224,39 @@ def text_of(file: IO[str]) -> str:
 
 
 def start_rank(
-    options: argparse.Namespace, rank: int, seed: int, port: int, said: IO[str]
+    options: argparse.Namespace,
+    rank: int,
+    seed: int,
+    port: int,
+    said: IO[str],
+    environment: Mapping[str, str],
 ) -> subprocess.Popen[str]:
     """A process of this script that is one rank and writes to `said`."""
     own = ("--rank", str(rank), "--port", str(port), "--seed", str(seed))
     common = ("--device", options.device, "--bytes", str(options.bytes))
-    # Hosts wait for each other, so that no gather goes to the inner for being late.
-    environ = {"PG_SDMA_PATIENCE_MS": "20000", **os.environ}
+    # Hosts wait for each other, and gathers of any size go direct, so that none goes to the inner.
+    chosen = {"PG_SDMA_PATIENCE_MS": "20000", "PG_SDMA_MIN_BYTES": "0"}
+    environ = {**chosen, **os.environ, **environment}
     command = (sys.executable, __file__, *common, *own)
     return subprocess.Popen(command, env=environ, stdout=said, stderr=said, text=True)
 
 
-def table(outcomes: list[Outcome]) -> list[str]:
+def table(outcomes: list[Outcome], first_seed: int = 0) -> list[str]:
     """Lines of a Markdown table, and what all of it amounts to."""
-    titles = ("repetition", "gathers under way", "rank 0 ended by", "after", "what it said")
+    titles = ("seed", "killed", "at", "gathers", "the other ended by", "after", "what it said")
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    for i, outcome in enumerate(outcomes):
+    for seed, outcome in enumerate(outcomes, first_seed):
+        plan = outcome.plan
         text = outcome.message.replace("|", "\\|")
         said = f"NOT AS IT SHOULD: {outcome.failure}. {text}" if outcome.failure else text
         lines.append(
-            f"| {i} | {outcome.plan.gathers} | {outcome.ended_by} | {outcome.seconds:.2f} s | "
-            f"{said} |"
+            f"| {seed} | rank {plan.victim} | {plan.delay * 1e3:.1f} ms | {plan.gathers} | "
+            f"{end(outcome.code)} | {outcome.seconds:.2f} s | {said} |"
         )
     right = [outcome for outcome in outcomes if not outcome.failure]
     lines.append(
-        f"\n{len(right)} of {len(outcomes)} times rank 0 ended by itself within "
-        f"{outcomes[0].bound:g} s and named rank 1"
+        f"\n{len(right)} of {len(outcomes)} times the survivor ended by itself within "
+        f"{outcomes[0].bound:g} s and named the rank that was killed"
     )
     return lines
 
@@ -211,21 +271,29 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--repetitions", type=int, default=10, help="(%(default)s)")
     parser.add_argument(
-        "--bound", type=float, default=5.0, help="seconds that rank 0 may take (%(default)s)"
+        "--bound", type=float, default=5.0, help="seconds the survivor may take (%(default)s)"
     )
     parser.add_argument(
         "--start",
         type=float,
         default=120.0,
-        help="seconds rank 1 may take to die (%(default)s)",
+        help="seconds until a rank has died (%(default)s)",
     )
-    for name in ("--rank", "--port", "--seed"):  # of the processes that are started here
+    parser.add_argument(
+        "--jobs", type=int, default=1, help="repetitions at the same time (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the first repetition (%(default)s)")
+    for name in ("--rank", "--port"):  # of the processes that are started here
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.device == "cuda" and torch.cuda.device_count() < 2:
-        parser.error(f"two ranks want a GPU each and torch sees {torch.cuda.device_count()}")
-    if options.repetitions < 1 or options.bytes % 2:
-        parser.error("give one repetition or more, and an even number of bytes")
+    if options.device == "cuda":
+        gpus = torch.cuda.device_count()  # by NVML, which makes no CUDA context
+        if gpus == 0:
+            parser.error("--device cuda: torch sees no GPU")
+        if gpus == 1 and not mps.available():
+            parser.error(f"two ranks that share a GPU need MPS: {mps.CONTROL} is not on PATH")
+    if options.repetitions < 1 or options.jobs < 1 or options.bytes % 2:
+        parser.error("give one repetition and one job or more, and an even number of bytes")
     return options
 
 
@@ -235,10 +303,14 @@ def main() -> int:
         rank_main(options)
         return 0
     outcomes = []
-    for seed in range(options.repetitions):
-        outcomes.append(repetition(options, seed))
-        print(f"# rank 0 in repetition {seed}:\n{outcomes[-1].said.rstrip()}\n", flush=True)
-    print("\n".join(table(outcomes)))
+    seeds = range(options.seed, options.seed + options.repetitions)
+    with ThreadPoolExecutor(options.jobs) as jobs:
+        for seed, outcome in zip(
+            seeds, jobs.map(lambda seed: repetition(options, seed), seeds), strict=True
+        ):
+            outcomes.append(outcome)
+            print(f"# repetition of seed {seed}\n{outcome.report}\n", flush=True)
+    print("\n".join(table(outcomes, options.seed)))
     return int(any(outcome.failure for outcome in outcomes))
 
 

@@ -50,7 +50,7 @@ def test_fsdp2_steps_over_each_contestant(tmp_path: Path) -> None:
 
 
 def test_a_rank_whose_peer_is_killed_ends_and_names_it() -> None:
-    options = ("--device", "cpu", "--bytes", "4M", "--repetitions", "1")
+    options = ("--device", "cpu", "--bytes", "4M", "--repetitions", "2", "--jobs", "2")
     process = subprocess.run(
         (sys.executable, str(BENCHMARKS / "gpu" / "kill.py"), *options, "--bound", "60"),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -59,6 +59,8 @@ def test_a_rank_whose_peer_is_killed_ends_and_names_it() -> None:
         timeout=150,
     )
     assert process.returncode == 0, process.stdout + process.stderr
-    assert "1 of 1 times rank 0 ended by itself" in process.stdout
-    (row,) = [line for line in process.stdout.splitlines() if line.startswith("| 0 |")]
-    assert "exit code 1" in row and "DistBackendError: rank 0: " in row
+    assert "2 of 2 times the survivor ended by itself" in process.stdout
+    rows = [line for line in process.stdout.splitlines() if line.startswith(("| 0 |", "| 1 |"))]
+    for row, victim, survivor in zip(rows, (1, 0), (0, 1), strict=True):
+        assert f"| rank {victim} |" in row
+        assert "exit code 1" in row and f"DistBackendError: rank {survivor}: " in row
