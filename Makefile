@@ -12,6 +12,7 @@ CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
 
 MINUTES ?= 10
+DEVICE ?= cpu
 
 .PHONY: setup setup-zero3 demo zero2 zero3 test nightly soak gpu-test sanitize lint format bench clean
 
@@ -39,7 +40,7 @@ nightly: .venv/.zero3 .venv/.frameworks .venv/.kernels
 	$(PYTEST) -m nightly
 
 soak: .venv/.ready
-	$(BIN)/python tests/soak.py --minutes $(MINUTES)
+	$(BIN)/python tests/soak.py --minutes $(MINUTES) --device $(DEVICE)
 
 gpu-test: .venv/.ready
 	$(PYTEST) -m gpu tests/gpu
