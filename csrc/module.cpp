@@ -68,9 +68,9 @@ Settings read_settings(const py::dict& dict) {
     }
   }
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
-  settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "pull";
-  if (const auto devices = optional_of<std::vector<std::string>>(dict, "pulls_on")) {
-    settings.pulls_on = device_types(*devices);
+  settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "peer";
+  if (const auto devices = optional_of<std::vector<std::string>>(dict, "peer_copies_on")) {
+    settings.peer_copies_on = device_types(*devices);
   }
   if (const auto devices = optional_of<std::vector<std::string>>(dict, "mori_on")) {
     settings.mori_on = device_types(*devices);

@@ -62,7 +62,7 @@ class BareGathers:
         base, _ = driver.address_range(self._arena)
         exports: list[tuple[bytes, int]] = [(b"", 0)] * world.size
         dist.all_gather_object(exports, (driver.ipc_handle(base), self._arena - base))
-        self._sources = {
+        self._targets = {
             peer: driver.open_ipc(exports[peer][0]) + exports[peer][1] for peer in self._peers
         }
 
@@ -75,11 +75,11 @@ class BareGathers:
             self._number += 1
             number = self._number
             operations = [write(counters.ready[self._rank], number)]
+            place = self._rank * shard
             for peer in self._peers:
                 driver.operate(stream, *operations, wait(counters.ready[peer], number))
-                place = peer * shard
-                source = self._sources[peer] + place
-                driver("cuMemcpyAsync", self._arena + place, source, shard, stream)
+                target = self._targets[peer] + place
+                driver("cuMemcpyAsync", target, self._arena + place, shard, stream)
                 operations = []
             waits = (wait(counters.done[peer], number) for peer in self._peers)
             driver.operate(stream, write(counters.done[self._rank], number), *waits)

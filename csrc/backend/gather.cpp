@@ -40,6 +40,7 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
       options_(options) {
   call.operation = name();
   call.dtype = dtypes(inputs_);
+  call.listed = form_ == Form::kList;
   call.overlapped = options.asyncOp;
   facts.tensors = static_cast<uint32_t>(inputs_.size());
   // Where the arguments are bad, too, this is the size that the peers most likely see: the static

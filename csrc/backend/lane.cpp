@@ -50,7 +50,7 @@ Lane::~Lane() {
   // the parent, and tell the peers that the parent has gone.
   inner_.release();
   (void)chain_.release();
-  (void)new std::shared_ptr<DirectPull>(transport_);
+  (void)new std::shared_ptr<DirectTransport>(transport_);
 }
 
 WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
@@ -204,7 +204,7 @@ void Lane::leave(bool process_ends) {
   }
   voted_ = true;
   policy_.refusal = "the process is exiting";
-  std::shared_ptr<DirectPull> transport;
+  std::shared_ptr<DirectTransport> transport;
   std::lock_guard<std::mutex> fault_lock(fault_mutex_);
   transport.swap(transport_);
 }
@@ -215,7 +215,7 @@ void Lane::abort() {
 }
 
 void Lane::end(const std::string& why) {
-  std::shared_ptr<DirectPull> transport;
+  std::shared_ptr<DirectTransport> transport;
   {
     std::lock_guard<std::mutex> lock(fault_mutex_);
     if (fault_.empty()) fault_ = why;

@@ -41,11 +41,11 @@ struct Settings {
   std::map<c10::DeviceType, TunedBounds> tuned;
   std::optional<double> patience_ms;  // none: the engine's default
   bool slots = true;
-  std::vector<c10::DeviceType> pulls_on{c10::kCPU, c10::kCUDA};  // the lanes that may pull
-  std::vector<c10::DeviceType> mori_on;                          // the lanes that mori may serve
-  std::string no_mori;      // why mori serves none, where it was asked for
-  uint64_t mori_bytes = 0;  // of its memory on each device
-  bool whole_job = true;    // the group has every rank of the job
+  std::vector<c10::DeviceType> peer_copies_on{c10::kCPU, c10::kCUDA};  // the lanes that may copy
+  std::vector<c10::DeviceType> mori_on;  // the lanes that mori may serve
+  std::string no_mori;                   // why mori serves none, where it was asked for
+  uint64_t mori_bytes = 0;               // of its memory on each device
+  bool whole_job = true;                 // the group has every rank of the job
   bool strict = false;
   bool let_peers_read = true;
   uint64_t ring = 16;
@@ -126,8 +126,8 @@ class Lane final : private Carrier, private Recorded {
 
   LaneRecord record() const override;
 
-  // What carries this lane's direct calls ("pull", "slots", "mori"); "inner: " and the reason where
-  // nothing does; "no vote yet" before the first call that asks.
+  // What carries this lane's direct calls ("push", "pull", "slots", "mori"); "inner: " and the
+  // reason where nothing does; "no vote yet" before the first call that asks.
   std::string way() const;
 
  private:
@@ -179,7 +179,7 @@ class Lane final : private Carrier, private Recorded {
   mutable std::mutex fault_mutex_;
   std::string fault_;  // why the group is of no use any more
   std::string way_ = "no vote yet";
-  std::shared_ptr<DirectPull> transport_;  // written under both mutexes
+  std::shared_ptr<DirectTransport> transport_;  // written under both mutexes
 
   std::mutex leaving_;
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above

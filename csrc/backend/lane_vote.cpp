@@ -56,7 +56,7 @@ Rendezvous::Options Lane::vote_options() {
   options.ring = settings.ring;
   options.slots = settings.slots;
   // One rank alone has nobody to ask, and copies.
-  options.pulls = group_->size == 1 || among(settings.pulls_on, device_);
+  options.peer_copies = group_->size == 1 || among(settings.peer_copies_on, device_);
   options.no_offer = settings.no_mori;
   options.let_peers_read = settings.let_peers_read;
   if (settings.patience_ms) {
@@ -102,7 +102,7 @@ void Lane::vote() {
   // To the end of the vote: a peer that is slower still opens it, and what it would find instead is
   // not the reason.
   const std::unique_ptr<TestMemory> memory = test_memory(device_);
-  const auto test = [this, &memory, deadline](DirectPull& transport) {
+  const auto test = [this, &memory, deadline](DirectTransport& transport) {
     return self_test(transport, *memory, *engine_, group_->rank, group_->size, deadline);
   };
   Rendezvous::Result result;
@@ -157,8 +157,12 @@ std::string Lane::announcement(const Rendezvous::Result& result, const std::stri
   if (transport_) {
     const std::string way = transport_->way();
     const bool reads = way == "pull" || way == "slots";
-    how = reads ? " read the peers' memory directly" : " go by " + way;
-    if (!result.no_pull.empty()) how += ", because reading it is refused: " + result.no_pull;
+    how = reads           ? " read the peers' memory directly"
+          : way == "push" ? " write the peers' memory directly"
+                          : " go by " + way;
+    if (!result.no_peer_copies.empty()) {
+      how += ", because copies between the ranks are refused: " + result.no_peer_copies;
+    }
   }
   return "group " + group_->name + " on " + c10::DeviceTypeName(device_, true) + ", " +
          std::to_string(group_->size) + " ranks: " + which + how;

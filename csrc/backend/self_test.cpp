@@ -55,8 +55,8 @@ std::unique_ptr<TestMemory> test_memory(c10::DeviceType device) {
   return std::make_unique<TensorMemory>(device);
 }
 
-std::string self_test(DirectPull& transport, TestMemory& memory, const Engine& engine, int rank,
-                      int world, std::chrono::steady_clock::time_point deadline) {
+std::string self_test(DirectTransport& transport, TestMemory& memory, const Engine& engine,
+                      int rank, int world, std::chrono::steady_clock::time_point deadline) {
   SelfTest test;
   test.rank = rank;
   test.world = world;

@@ -8,7 +8,7 @@
 #include <string>
 
 #include "engine/engine.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 #include "transport/self_test.h"
 
 namespace pg_sdma {
@@ -17,7 +17,7 @@ namespace pg_sdma {
 std::unique_ptr<TestMemory> test_memory(c10::DeviceType device);
 
 // As the self_test of transport/self_test.h.
-std::string self_test(DirectPull& transport, TestMemory& memory, const Engine& engine, int rank,
-                      int world, std::chrono::steady_clock::time_point deadline);
+std::string self_test(DirectTransport& transport, TestMemory& memory, const Engine& engine,
+                      int rank, int world, std::chrono::steady_clock::time_point deadline);
 
 }  // namespace pg_sdma

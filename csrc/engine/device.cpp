@@ -86,6 +86,7 @@ class DeviceEngine final : public Engine {
     return device_->library->vendor == driver::Vendor::kHip ? "hip" : "cuda";
   }
   bool stream_ordered() const override { return true; }
+  bool pushes() const override { return true; }
   uint64_t least_bytes() const override { return kLeastBytes; }
   uint64_t least_sum_bytes() const override { return kLeastSumBytes; }
   bool opens_exports() const override { return true; }

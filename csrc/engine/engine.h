@@ -166,6 +166,9 @@ class Engine {
 
   // False: a program has run when Queue::run returns, and data is ready once it is published.
   virtual bool stream_ordered() const = 0;
+  // Whether copies to a peer's memory are faster than copies from there: all-gathers then push
+  // their shards into the peers' outputs.
+  virtual bool pushes() const { return false; }
   // Bytes of its shard that a rank copies before it turns to the same bytes of its peers' shards:
   // so few that they still lie in a cache that all ranks share. Of an engine whose programs run on
   // the calling thread.

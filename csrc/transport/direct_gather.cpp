@@ -1,13 +1,14 @@
-// The all-gather half of DirectPull: one program that copies every shard to its place.
+// The all-gather half of DirectTransport: one program that copies every shard to its place, from or
+// to the peers.
 #include <algorithm>
 #include <utility>
 
 #include "engine/inject.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 
-void DirectPull::carry(const Call& call) {
+void DirectTransport::carry(const Call& call) {
   inject::at("carry");
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
@@ -30,29 +31,33 @@ void DirectPull::carry(const Call& call) {
 
 // The counters are for who watches: a courier ends only once every peer's shard is here, and once
 // this rank's has been read.
-void DirectPull::hand_over(const Call& call, Waiter& waiting) {
+void DirectTransport::hand_over(const Call& call, Waiter& waiting) {
   courier_->carry(call, *queue_);
   program_.assign({Step::write(page_.done(options_.rank), number_)});
   queue_->run(program_, waiting);
 }
 
-bool DirectPull::may_choose(const Call& call) const {
+bool DirectTransport::may_choose(const Call& call) const {
   return slots_.any() && !call.pieces.empty() && !slots_.hold(call.shard_bytes()) &&
          !call.overlapped && !options_.keep_slots;
 }
 
-bool DirectPull::asks_for_pull(const Call& call) {
+bool DirectTransport::asks_for_pull(const Call& call) {
   if (may_choose(call)) return preference_.prefers_pull(call.shard_bytes());
   return slots_.any() && call.overlapped && !slots_.hold(call.shard_bytes());
 }
 
-bool DirectPull::through_slots(const Call& call) const {
+bool DirectTransport::through_slots(const Call& call) const {
   if (!slots_.any() || slots_.hold(call.shard_bytes())) return slots_.any();
   return std::none_of(records_.begin(), records_.end(),
                       [](const CallRecord& record) { return record.pulls != 0; });
 }
 
-void DirectPull::write_program(const Call& call) {
+bool DirectTransport::pushes(const Call& call) const {
+  return engine_->pushes() && !call.reduces() && !call.listed;
+}
+
+void DirectTransport::write_program(const Call& call) {
   const int rank = options_.rank;
   const int world = options_.world;
   program_.clear();
@@ -69,13 +74,18 @@ void DirectPull::write_program(const Call& call) {
     program_.push_back(Step::write(page_.ready(rank), number_));
     const Wave all = std::move(cut(call, SIZE_MAX).front());
     copy_own(call, all, Step::kBeside);
+    const bool push = pushes(call);
     // Starting at the next rank spreads the load: no two ranks begin at the same peer.
     for (int i = 1; i < world; ++i) {
       const int peer = (rank + i) % world;
-      // A track a peer: where every peer has a link of its own, all are read at the same time.
+      // A track a peer: where every peer has a link of its own, all are used at the same time.
       const auto track = static_cast<uint32_t>(i);
       program_.push_back(Step::wait(page_.ready(peer), number_).on(track));
-      copy_from(peer, call, all, track);
+      if (push) {
+        copy_to(peer, call, all, track);
+      } else {
+        copy_from(peer, call, all, track);
+      }
     }
     program_.push_back(Step::write(page_.done(rank), number_));
   } else {
@@ -90,7 +100,7 @@ void DirectPull::write_program(const Call& call) {
   }
 }
 
-void DirectPull::copy_own(const Call& call, const Wave& parts, uint32_t track) {
+void DirectTransport::copy_own(const Call& call, const Wave& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Piece& piece = call.pieces[part.tensor];
     auto* to = static_cast<char*>(piece.outputs[options_.rank]);
@@ -100,7 +110,7 @@ void DirectPull::copy_own(const Call& call, const Wave& parts, uint32_t track) {
   }
 }
 
-void DirectPull::copy_from(int peer, const Call& call, const Wave& parts, uint32_t track) {
+void DirectTransport::copy_from(int peer, const Call& call, const Wave& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Place& place = records_[peer].places[part.tensor];
     const Mapping from = sharing_.open(peer, place.export_id, number_);
@@ -108,6 +118,17 @@ void DirectPull::copy_from(int peer, const Call& call, const Wave& parts, uint32
     program_.push_back(
         Step::copy(to + part.offset, from.space, from.base + place.offset + part.offset, part.bytes)
             .on(track));
+  }
+}
+
+void DirectTransport::copy_to(int peer, const Call& call, const Wave& parts, uint32_t track) {
+  for (const Part& part : parts) {
+    const Piece& piece = call.pieces[part.tensor];
+    const Place& place = records_[peer].places[part.tensor];
+    const Mapping to = sharing_.open(peer, place.export_id, number_);
+    const uintptr_t at = to.base + place.offset + options_.rank * piece.bytes + part.offset;
+    const auto from = reinterpret_cast<uintptr_t>(piece.input) + part.offset;
+    program_.push_back(Step::copy(reinterpret_cast<void*>(at), 0, from, part.bytes).on(track));
   }
 }
 

@@ -1,14 +1,15 @@
-// The reduce-scatter half of DirectPull: slices land piece by piece and are summed as they come, on
-// the calling thread or, where the engine is stream-ordered, by kernels beside the next copies.
+// The reduce-scatter half of DirectTransport: slices land piece by piece and are summed as they
+// come, on the calling thread or, where the engine is stream-ordered, by kernels beside the next
+// copies.
 #include <algorithm>
 #include <stdexcept>
 
 #include "engine/inject.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 
-void DirectPull::reduce(const Call& call, Reducer& reducer) {
+void DirectTransport::reduce(const Call& call, Reducer& reducer) {
   if (engine_->stream_ordered()) {
     throw std::logic_error("reduce-scatters are for engines that run programs on the caller");
   }
@@ -46,7 +47,7 @@ void DirectPull::reduce(const Call& call, Reducer& reducer) {
   });
 }
 
-void DirectPull::reduce(const Call& call, StreamReducer& reducer) {
+void DirectTransport::reduce(const Call& call, StreamReducer& reducer) {
   inject::at("carry");
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
@@ -61,7 +62,7 @@ void DirectPull::reduce(const Call& call, StreamReducer& reducer) {
   });
 }
 
-void DirectPull::write_program(const Call& call, StreamReducer& reducer) {
+void DirectTransport::write_program(const Call& call, StreamReducer& reducer) {
   const int rank = options_.rank;
   const int world = options_.world;
   const std::vector<std::vector<Landing>> pieces = landings(call, reducer.room());
@@ -97,7 +98,8 @@ void DirectPull::write_program(const Call& call, StreamReducer& reducer) {
   }
 }
 
-std::vector<std::vector<DirectPull::Landing>> DirectPull::landings(const Call& call, size_t room) {
+std::vector<std::vector<DirectTransport::Landing>> DirectTransport::landings(const Call& call,
+                                                                             size_t room) {
   const auto aligned = [](size_t bytes) {
     return (bytes + kMostElement - 1) / kMostElement * kMostElement;
   };
@@ -120,8 +122,8 @@ std::vector<std::vector<DirectPull::Landing>> DirectPull::landings(const Call& c
   return landings;
 }
 
-void DirectPull::land_from(int peer, const Call& call, const std::vector<Landing>& parts,
-                           void* to) {
+void DirectTransport::land_from(int peer, const Call& call, const std::vector<Landing>& parts,
+                                void* to) {
   const auto rank = static_cast<size_t>(options_.rank);
   for (const Landing& part : parts) {
     const size_t region = call.listed ? rank : part.share;

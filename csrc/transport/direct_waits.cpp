@@ -1,12 +1,12 @@
-// How DirectPull's host waits for its peers: for their words on the control page in agree(), and
-// for their copies where programs run on the calling thread.
+// How DirectTransport's host waits for its peers: for their words on the control page in agree(),
+// and for their copies where programs run on the calling thread.
 #include <sched.h>
 
 #include <algorithm>
 #include <vector>
 
 #include "transport/cores.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 namespace {
@@ -34,9 +34,9 @@ inline void relax() {
 }  // namespace
 
 // How the host engine waits for a peer's counter.
-class DirectPull::HostWaiter final : public Waiter {
+class DirectTransport::HostWaiter final : public Waiter {
  public:
-  HostWaiter(DirectPull& self, const Call& call)
+  HostWaiter(DirectTransport& self, const Call& call)
       : self_(self), call_(call), deadline_(self.started_ + call.timeout) {}
 
   void wait(Counter& counter, uint64_t value) override {
@@ -65,22 +65,22 @@ class DirectPull::HostWaiter final : public Waiter {
         const int culprit = self_.furthest_behind(rank);
         const bool shares = self_.page_.filled(culprit) < self_.page_.filled(self_.options_.rank);
         self_.fail(self_.who_is_missing(
-            call_, culprit, shares ? "has not finished sharing" : "has not finished reading"));
+            call_, culprit, shares ? "has not finished sharing" : "has not finished copying"));
       }
       self_.await(rank, heard, deadline_);
     }
   }
 
-  DirectPull& self_;
+  DirectTransport& self_;
   const Call& call_;
   const Deadline deadline_;
 };
 
-std::unique_ptr<Waiter> DirectPull::waiter(const Call& call) {
+std::unique_ptr<Waiter> DirectTransport::waiter(const Call& call) {
   return std::make_unique<HostWaiter>(*this, call);
 }
 
-void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
+void DirectTransport::await(int rank, uint32_t heard, Deadline deadline) {
   const auto spin_until = std::min(Clock::now() + options_.spin, deadline);
   // Yielding costs nothing while nobody else is ready, and lets in whoever the peer waits for.
   leave_core_to(rank);
@@ -102,7 +102,7 @@ void DirectPull::await(int rank, uint32_t heard, Deadline deadline) {
 
 // Two ranks on one core would take turns there for milliseconds, until the kernel moves one of
 // them.
-void DirectPull::leave_core_to(int rank) {
+void DirectTransport::leave_core_to(int rank) {
   if (options_.spin.count() == 0 || page_.core(rank) != this_core()) return;
   std::vector<int> taken;
   for (int r = 0; r < options_.world; ++r) {
@@ -113,7 +113,7 @@ void DirectPull::leave_core_to(int rank) {
 }
 
 // All of them, not only the one that is waited for: that one may be late for another reason.
-void DirectPull::check_peers() {
+void DirectTransport::check_peers() {
   for (int rank = 0; rank < options_.world; ++rank) {
     const bool departed = page_.departed(rank);
     if (rank == options_.rank || (!departed && !peers_->gone(rank))) continue;

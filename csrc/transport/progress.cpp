@@ -12,7 +12,7 @@ constexpr size_t kMostNamed = 8;  // the text of a fault is bounded
 
 // What ranks are behind with, in order.
 constexpr const char* kBehind[] = {"Not called by", "Called but not started by",
-                                   "Not finished sharing by", "Not finished reading by"};
+                                   "Not finished sharing by", "Not finished copying by"};
 constexpr int kDone = 4;
 
 // An index of kBehind, or kDone. `filled`: the most waves that a rank has put into its slots. One

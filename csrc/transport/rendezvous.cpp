@@ -116,18 +116,23 @@ bool off_everywhere(const std::vector<std::string>& records) {
   });
 }
 
+// What a rank's "no" is about, the likeliest cause first: a call was refused there, or a test found
+// something, perhaps because a peer's call was refused, or it has only heard of another's trouble.
+constexpr const char* kRefused = "";
+constexpr const char* kFound = "found";
+constexpr const char* kHeard = "heard";
+
 // Why a step of the vote failed; nothing when every rank said yes.
 std::optional<std::string> first_no(const std::vector<std::string>& answers) {
-  std::optional<std::string> heard;
-  for (size_t rank = 0; rank < answers.size(); ++rank) {
-    const Fields answer = read_fields(answers[rank]);
-    const auto no = answer.find("no");
-    if (no == answer.end()) continue;
-    // A rank that has only heard of another's trouble is asked last.
-    if (answer.count("heard") == 0) return "rank " + std::to_string(rank) + ": " + no->second;
-    if (!heard) heard = no->second;
+  for (const char* kind : {kRefused, kFound, kHeard}) {
+    for (size_t rank = 0; rank < answers.size(); ++rank) {
+      Fields answer = read_fields(answers[rank]);
+      const auto no = answer.find("no");
+      if (no == answer.end() || answer["kind"] != kind) continue;
+      return (kind == kHeard ? "" : "rank " + std::to_string(rank) + ": ") + no->second;
+    }
   }
-  return heard;
+  return std::nullopt;
 }
 
 // Why a device may not be read over the link to it; empty when it may.
@@ -244,31 +249,31 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest&
     ~AtEnd() { peers.reset(); }
   } at_end{peers_};
 
-  Result pulls;
-  if (options_.pulls) {
-    pulls = attempt({false, engine, self_test, records, pids, deadline});
-    if (pulls.transport) return pulls;
+  Result peer_copies;
+  if (options_.peer_copies) {
+    peer_copies = attempt({false, engine, self_test, records, pids, deadline});
+    if (peer_copies.transport) return peer_copies;
   }
   if (!all_have_offers(records)) {
-    if (!options_.pulls) pulls.reason = options_.no_offer;
-    return pulls;
+    if (!options_.peer_copies) peer_copies.reason = options_.no_offer;
+    return peer_copies;
   }
-  // Keys of another attempt are new ones: what a rank says of pulls stays on the board.
+  // Keys of another attempt are new ones: what a rank says of peer copies stays on the board.
   attempt_ = "courier-";
   Result sends = attempt({true, engine, self_test, records, pids, deadline});
   attempt_.clear();
   if (sends.transport) {
-    sends.no_pull = pulls.reason;
-  } else if (!pulls.reason.empty() && pulls.reason != sends.reason) {
-    sends.reason = pulls.reason + "; and by mori: " + sends.reason;
+    sends.no_peer_copies = peer_copies.reason;
+  } else if (!peer_copies.reason.empty() && peer_copies.reason != sends.reason) {
+    sends.reason = peer_copies.reason + "; and by mori: " + sends.reason;
   }
   return sends;
 }
 
-std::unique_ptr<DirectPull> Rendezvous::make_transport(std::shared_ptr<Engine> engine,
-                                                       std::optional<ControlPage> page,
-                                                       const std::vector<std::string>& engines,
-                                                       const std::vector<int>& pids) const {
+std::unique_ptr<DirectTransport> Rendezvous::make_transport(std::shared_ptr<Engine> engine,
+                                                            std::optional<ControlPage> page,
+                                                            const std::vector<std::string>& engines,
+                                                            const std::vector<int>& pids) const {
   std::vector<std::string> identities;
   for (const std::string& text : engines) identities.push_back(read_fields(text).at("identity"));
   for (int rank = 0; rank < options_.world; ++rank) {
@@ -282,15 +287,15 @@ std::unique_ptr<DirectPull> Rendezvous::make_transport(std::shared_ptr<Engine> e
                                      std::stoull(owner.at("nonce")), options_.world,
                                      options_.ring));
   }
-  DirectPull::Options options;
+  DirectTransport::Options options;
   options.group = options_.group;
   options.rank = options_.rank;
   options.world = options_.world;
   options.ring = options_.ring;
   options.spin = spin_for(options_.world);
   options.on_fault = options_.on_fault;
-  return std::make_unique<DirectPull>(options, std::move(engine), std::move(*page), identities,
-                                      std::make_unique<Peers>(pids));
+  return std::make_unique<DirectTransport>(options, std::move(engine), std::move(*page), identities,
+                                           std::make_unique<Peers>(pids));
 }
 
 Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
@@ -325,7 +330,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
 
   // Step 2: every rank maps the page and can build the transport.
-  std::unique_ptr<DirectPull> transport;
+  std::unique_ptr<DirectTransport> transport;
   answer = {{"yes", ""}};
   try {
     transport = make_transport(engine, std::move(page), engines, pids);
@@ -353,12 +358,13 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   // Step 3: bytes arrive.
   answer = {{"yes", ""}};
   std::string wrong;
-  bool heard = false;
+  const char* kind = kRefused;
   try {
     wrong = self_test(*transport);
+    kind = kFound;
   } catch (const GroupFault& fault) {
     wrong = fault.what();
-    heard = true;
+    kind = kHeard;
     // A peer that is gone or stalls: then this rank raises, and so must whoever goes on.
     if (wrong.find(kFailedTest) == std::string::npos) answer["broken"] = one_line(wrong);
   } catch (const std::exception& error) {
@@ -366,7 +372,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   }
   if (!wrong.empty()) {
     answer["no"] = one_line(wrong);
-    if (heard) answer["heard"] = "1";
+    answer["kind"] = kind;
     // Peers may be waiting for this rank's part in the rest of the test.
     transport->abort("rank " + std::to_string(options_.rank) + kFailedTest + wrong);
   }
@@ -386,7 +392,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
                                                           : std::chrono::microseconds(0)),
       waits_while_free);
   std::string sums = no_sums(records);
-  // What pulls could not do is not done for reduce-scatters either.
+  // What peer copies could not do is not done for reduce-scatters either.
   if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";
   return {std::move(transport), "", false, sums, ""};
 }

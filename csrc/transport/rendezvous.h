@@ -14,7 +14,7 @@
 
 #include "engine/engine.h"
 #include "transport/courier.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 
@@ -40,32 +40,32 @@ class Rendezvous {
     std::string settings;  // what must be equal on all ranks, as text
     uint64_t ring = 16;
     std::optional<std::chrono::microseconds> patience;  // none: the engine's default
-    bool pulls = true;                                  // or slots; else by a courier or not at all
-    // How this rank comes by a courier, where pulls are not possible; throws CannotShare with the
-    // reason when it cannot. None: whatever the reason, without one.
+    bool peer_copies = true;                            // or slots; else by a courier or not at all
+    // How this rank comes by a courier, where peer copies are not possible; throws CannotShare with
+    // the reason when it cannot. None: whatever the reason, without one.
     std::function<std::shared_ptr<CourierOffer>()> offer;
-    std::string no_offer;  // why there is none, where there are no pulls either
+    std::string no_offer;  // why there is none, where there are no peer copies either
     bool slots = true;     // where there is a core a rank
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;
     std::string no_sums;  // why this rank cannot sum what a reduce-scatter brings; empty if it can
-    std::function<void(const std::string&)> on_fault;  // DirectPull::Options
+    std::function<void(const std::string&)> on_fault;  // DirectTransport::Options
   };
 
   struct Result {
-    std::unique_ptr<DirectPull> transport;  // null: the group uses the inner
-    std::string reason;                     // why, the same on all ranks
-    bool off_everywhere = false;            // because every rank asked for that
-    std::string no_sums;  // why reduce-scatters use the inner, the same on all ranks
-    std::string no_pull;  // why all-gathers go by a courier, the same on all ranks
+    std::unique_ptr<DirectTransport> transport;  // null: the group uses the inner
+    std::string reason;                          // why, the same on all ranks
+    bool off_everywhere = false;                 // because every rank asked for that
+    std::string no_sums;         // why reduce-scatters use the inner, the same on all ranks
+    std::string no_peer_copies;  // why all-gathers go by a courier, the same on all ranks
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.
   using EngineFactory = std::function<std::shared_ptr<Engine>()>;
   // Gathers known bytes over the transport into poisoned outputs; returns what was wrong on this
   // rank.
-  using SelfTest = std::function<std::string(DirectPull&)>;
+  using SelfTest = std::function<std::string(DirectTransport&)>;
 
   Rendezvous(Options options, std::shared_ptr<Board> board);
 
@@ -79,7 +79,7 @@ class Rendezvous {
  private:
   // One way of carrying all-gathers, put to the vote.
   struct Attempt {
-    bool by_courier = false;  // or by pulls
+    bool by_courier = false;  // or by peer copies
     const EngineFactory& engine;
     const SelfTest& self_test;
     const std::vector<std::string>& records;
@@ -87,10 +87,10 @@ class Rendezvous {
     Clock::time_point deadline;
   };
   Result attempt(const Attempt& asked);
-  std::unique_ptr<DirectPull> make_transport(std::shared_ptr<Engine> engine,
-                                             std::optional<ControlPage> page,
-                                             const std::vector<std::string>& engines,
-                                             const std::vector<int>& pids) const;
+  std::unique_ptr<DirectTransport> make_transport(std::shared_ptr<Engine> engine,
+                                                  std::optional<ControlPage> page,
+                                                  const std::vector<std::string>& engines,
+                                                  const std::vector<int>& pids) const;
   // Answers a step of the attempt, and hears why a rank says no; nothing when none does.
   std::optional<std::string> ask(const std::string& step, const std::string& answer,
                                  Clock::time_point deadline);

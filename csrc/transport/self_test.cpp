@@ -32,7 +32,7 @@ std::vector<unsigned char> shard_of(int rank, size_t bytes) {
 
 class Test {
  public:
-  Test(DirectPull& transport, TestMemory& memory, const SelfTest& test)
+  Test(DirectTransport& transport, TestMemory& memory, const SelfTest& test)
       : transport_(transport), memory_(memory), test_(test), world_(test.world) {}
 
   std::string run() {
@@ -40,10 +40,14 @@ class Test {
     for (const size_t bytes : test_.doubts.copy_sizes) {
       sizes.insert(sizes.end(), {bytes - 1, bytes, bytes + 1});
     }
+    // Where shards are pushed, those of lists and what reduce-scatters sum are pulled.
+    const bool both_ways = transport_.way() == "push";
     for (const size_t bytes : sizes) {
-      Gather gather(*this, bytes);
-      if (const auto refusal = gather.agree()) return *refusal;
-      if (const std::string wrong = gather.carry(); !wrong.empty()) return wrong;
+      for (const bool listed : both_ways ? std::vector{false, true} : std::vector{false}) {
+        Gather gather(*this, bytes, nullptr, listed);
+        if (const auto refusal = gather.agree()) return *refusal;
+        if (const std::string wrong = gather.carry(); !wrong.empty()) return wrong;
+      }
     }
     // A courier's waits are its own.
     if (!test_.doubts.waits || !test_.stream_ordered || transport_.has_courier()) return "";
@@ -55,7 +59,7 @@ class Test {
   // One all-gather of a shard a rank.
   class Gather {
    public:
-    Gather(Test& test, size_t bytes, char* input = nullptr)
+    Gather(Test& test, size_t bytes, char* input = nullptr, bool listed = false)
         : test_(test), bytes_(bytes), input_(input) {
       if (input_ == nullptr) {
         input_ = test.memory_.allocate(bytes + kOffset) + kOffset;
@@ -66,6 +70,7 @@ class Test {
       test.memory_.put(output_, std::vector<unsigned char>(whole, kPoison));
       call_.operation = "self-test";
       call_.dtype = "Byte";
+      call_.listed = listed;
       Piece piece{input_, bytes, {}};
       for (int r = 0; r < test.world_; ++r) {
         piece.outputs.push_back(output_ + kOffset + static_cast<size_t>(r) * bytes);
@@ -102,7 +107,7 @@ class Test {
           const auto size = static_cast<ptrdiff_t>(bytes_);
           const bool nothing =
               std::all_of(first, first + size, [](unsigned char byte) { return byte == kPoison; });
-          return std::string("the self-test read ") + (nothing ? "nothing" : "wrong bytes") +
+          return std::string("the self-test got ") + (nothing ? "nothing" : "wrong bytes") +
                  " from rank " + std::to_string(r) + " at shards of " + std::to_string(bytes_) +
                  " bytes";
         }
@@ -193,7 +198,7 @@ class Test {
     void wrote() override {}
   };
 
-  DirectPull& transport_;
+  DirectTransport& transport_;
   TestMemory& memory_;
   const SelfTest& test_;
   const int world_;
@@ -202,7 +207,7 @@ class Test {
 
 }  // namespace
 
-std::string self_test(DirectPull& transport, TestMemory& memory, const SelfTest& test) {
+std::string self_test(DirectTransport& transport, TestMemory& memory, const SelfTest& test) {
   // Whatever goes wrong here is no reason to end the process.
   transport.set_watched(false);
   // Left with work under way, the stream may go on using the memory. And peers may have enqueued
@@ -211,7 +216,7 @@ std::string self_test(DirectPull& transport, TestMemory& memory, const SelfTest&
     if (!test.stream_ordered) return;
     const bool ended = all_enqueued && transport.queue().mark()->passed();
     if (!ended) memory.keep();
-    transport.abandon(/*reads=*/!ended);
+    transport.abandon(/*copies=*/!ended);
   };
   try {
     const std::string wrong = Test(transport, memory, test).run();

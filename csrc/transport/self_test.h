@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "engine/engine.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 
@@ -39,6 +39,6 @@ struct SelfTest {
 // engine's waits are in doubt, also holds a rank back and looks whether its peers wait. Returns
 // what was wrong on this rank, empty when all was right. Throws GroupFault. `memory` has to last
 // until all ranks are through.
-std::string self_test(DirectPull& transport, TestMemory& memory, const SelfTest& test);
+std::string self_test(DirectTransport& transport, TestMemory& memory, const SelfTest& test);
 
 }  // namespace pg_sdma

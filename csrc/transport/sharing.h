@@ -3,7 +3,7 @@
 //
 // What a peer has open stays allocated after its owner has freed it. So a thread of the group's
 // looks now and then: owners take back the tickets of exports that are gone, importers close what
-// has no ticket any more once their last copy from it is over.
+// has no ticket any more once their last copy is over.
 #pragma once
 
 #include <sys/types.h>
@@ -31,7 +31,7 @@ class Sharing {
           std::vector<std::string> identities);
   Sharing(const Sharing&) = delete;
   Sharing& operator=(const Sharing&) = delete;
-  // Closes what is open, unless the device may still be reading from it.
+  // Closes what is open, unless the device may still be copying.
   ~Sharing();
 
   // Makes [data, data + bytes) reachable for the peers. Throws CannotShare.

@@ -17,7 +17,7 @@ namespace pg_sdma {
 struct Piece {
   const void* input = nullptr;
   size_t bytes = 0;            // of one shard
-  std::vector<void*> outputs;  // one a rank, `bytes` each
+  std::vector<void*> outputs;  // one a rank, `bytes` each, one behind the other unless listed
 };
 
 // One tensor of a reduce-scatter: what every rank takes of the own input, and the own sum.
@@ -29,7 +29,7 @@ struct Share {
 };
 constexpr size_t kMostElement = 16;
 
-// What peers read of this rank's memory: within one allocation.
+// What peers read or write of this rank's memory: within one allocation.
 struct Region {
   const void* data = nullptr;
   size_t bytes = 0;
@@ -42,7 +42,9 @@ struct Call {
   std::string reduction;  // of a reduce-scatter, in words: every rank's must be the same
   std::vector<Piece> pieces;
   std::vector<Share> shares;
-  bool listed = false;  // the slices are tensors of their own: one share, at most kMaxTensors ranks
+  // The outputs, or slices, are tensors of their own: one piece or share, of a reduce-scatter at
+  // most kMaxTensors ranks. Otherwise they lie one behind the other.
+  bool listed = false;
   // Where this is part of a longer call: bytes of a shard or slice of each tensor of all of it.
   std::vector<uint64_t> whole;
   std::string invalid;      // why the arguments are bad; empty when they are good
@@ -55,9 +57,12 @@ struct Call {
   uint64_t shard_bytes() const;          // of an all-gather's pieces together
   // Of all ranks together: an all-gather's output, a reduce-scatter's input.
   uint64_t total_bytes() const;
-  // The i-th piece or share is the i-th region, with the slice for rank r at r * bytes; where the
-  // slices are listed, the slice for rank r is region r.
+  // What peers read. The i-th piece or share is the i-th region, with the slice for rank r at
+  // r * bytes; where the slices are listed, the slice for rank r is region r.
   std::vector<Region> regions() const;
+  // What peers write of an all-gather whose outputs are not listed: the i-th piece is the i-th
+  // region, with the shard of rank r at r * bytes.
+  std::vector<Region> targets() const;
 };
 
 // Sums what has landed. Used by one call at a time.

@@ -136,7 +136,7 @@ def _auto(settings: Settings, test: probe.Outcome) -> str:
             "(process_vm_readv) where those are faster"
         )
     if test.device == "cuda":
-        return "each rank's copy engine pulls from its peers' memory"
+        return "each rank's copy engine writes into its peers' tensors"
     return "each rank pulls from its peers' memory (process_vm_readv)"
 
 
@@ -152,9 +152,9 @@ def _why_not_faster(settings: Settings, test: probe.Outcome) -> list[str]:
     if test.route != "direct":
         reasons.append(f"not all calls went direct: {test.route}")
     if test.transport == "mori" and settings.transport == "mori":
-        reasons.append("no pulls: PG_SDMA_TRANSPORT=mori")
+        reasons.append("no peer copies: PG_SDMA_TRANSPORT=mori")
     elif test.transport == "mori":
-        reasons.append("no pulls: the vote refused them (docs/mori.md)")
+        reasons.append("no peer copies: the vote refused them (docs/mori.md)")
     if test.device == "cpu" and test.transport == "pull":
         reasons.append(f"no slots of shared memory: {_why_no_slots(settings, test.ranks)}")
     return reasons
@@ -166,8 +166,8 @@ def _slot_bytes(settings: Settings, ranks: int) -> int:
 
 
 def _why_no_slots(settings: Settings, ranks: int) -> str:
-    if settings.transport == "pull":
-        return "PG_SDMA_TRANSPORT=pull"
+    if settings.transport == "peer":
+        return "PG_SDMA_TRANSPORT=peer"
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
         return f"{ranks} ranks share {cores} cores, and each would need its own"

@@ -157,7 +157,7 @@ class Model:
         """The driver's calls of a gather, `pieces` copies a peer.
 
         Of a synchronous gather: a batch of memory operations before each peer's copy, one at the
-        end, and an event (DirectPull::write_program, StreamQueue::run).
+        end, and an event (DirectTransport::write_program, StreamQueue::run).
         """
         c = self.constants
         copies = (ranks - 1) * pieces

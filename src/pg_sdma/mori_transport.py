@@ -35,19 +35,19 @@ _taken_by = ""
 class Where:
     """What pg_sdma._C is told of mori for one group. Devices are "cpu" and "cuda"."""
 
-    pulls_on: tuple[str, ...]
+    peer_copies_on: tuple[str, ...]
     mori_on: tuple[str, ...]
     no_mori: str  # why mori carries nothing, where it was asked for
 
 
 def where(settings: Settings, hip: str | None = torch.version.hip) -> Where:
-    """On which devices direct calls may be pulls, and on which mori may carry them.
+    """On which devices direct calls may be peer copies, and on which mori may carry them.
 
     `hip` is the ROCm version that torch was built for, or None. CPU tensors are mori's with
     PG_SDMA_MORI_ON_CPU=1 alone.
     """
     possible = ("cuda",) * bool(hip) + ("cpu",) * settings.mori_on_cpu
-    if settings.transport == "pull":
+    if settings.transport == "peer":
         return Where(("cpu", "cuda"), (), "")
     if settings.transport != NAME:
         return Where(("cpu", "cuda"), possible, "")

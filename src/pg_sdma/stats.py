@@ -36,8 +36,8 @@ def stats(group: dist.ProcessGroup | None = None) -> RouteCounts:
 def transports(group: dist.ProcessGroup | None = None) -> dict[str, str]:
     """What carries the direct calls of `group` (the default group if None), by device type.
 
-    "pull", "slots" or "mori"; "inner: " and the reason where nothing goes direct; "no vote yet"
-    before the first call that may. A group without an sdma backend has none.
+    "push" on GPUs, "pull" or "slots" on CPU, or "mori"; "inner: " and the reason where nothing goes
+    direct; "no vote yet" before the first call that may. A group without an sdma backend has none.
     """
     found: dict[str, str] = {}
     for backend in sdma_backends(group or c10d._get_default_group()):

@@ -207,8 +207,8 @@ struct Group {
     return true;
   }
 
-  // Makes the move, as the loop of DirectPull::agree does. `state` is spoilt where the effect says
-  // that the rank has not moved.
+  // Makes the move, as the loop of DirectTransport::agree does. `state` is spoilt where the effect
+  // says that the rank has not moved.
   static Effect apply(State& state, const Bounds& bounds, const Move& move,
                       std::string* log = nullptr) {
     const State before = state;

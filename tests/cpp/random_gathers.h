@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "random_reductions.h"
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 namespace stress {
 
@@ -74,7 +74,7 @@ struct Plan {
 
 class Rank {
  public:
-  Rank(const Setting& setting, int rank, pg_sdma::DirectPull& transport)
+  Rank(const Setting& setting, int rank, pg_sdma::DirectTransport& transport)
       : setting_(setting),
         rank_(rank),
         transport_(transport),
@@ -334,7 +334,7 @@ class Rank {
 
   const Setting& setting_;
   const int rank_;
-  pg_sdma::DirectPull& transport_;
+  pg_sdma::DirectTransport& transport_;
   std::minstd_rand own_;
   uint64_t operation_ = 0;
 };

@@ -32,7 +32,7 @@ namespace stress {
 namespace {
 
 using pg_sdma::ControlPage;
-using pg_sdma::DirectPull;
+using pg_sdma::DirectTransport;
 using pg_sdma::GroupFault;
 using pg_sdma::Peers;
 
@@ -63,7 +63,7 @@ void gather(Rank& self, int rank) {
 }
 
 // Makes the fate come true at this operation, or soon after.
-void meet_fate(const Run& run, Rank& self, DirectPull& transport,
+void meet_fate(const Run& run, Rank& self, DirectTransport& transport,
                std::vector<std::thread>& helpers) {
   switch (run.fate) {
     case Fate::kKilled: {
@@ -119,7 +119,7 @@ void check_fault(const Run& run, int rank, const std::string& what) {
       break;
     case Fate::kStops:
       stories = {victim + " has not made this call", victim + " has not finished sharing",
-                 victim + " has not finished reading"};
+                 victim + " has not finished copying"};
       break;
     default:
       break;
@@ -132,7 +132,7 @@ void check_fault(const Run& run, int rank, const std::string& what) {
 
 void be_rank(const Run& run, int rank) {
   const Setting& setting = run.setting;
-  DirectPull::Options options;
+  DirectTransport::Options options;
   options.group = "stress";
   options.rank = rank;
   options.world = setting.world;
@@ -146,8 +146,8 @@ void be_rank(const Run& run, int rank) {
 
   std::vector<std::thread> helpers;
   {
-    DirectPull transport(options, pg_sdma::host_engine(), run.page(), identities,
-                         std::make_unique<Peers>(pids));
+    DirectTransport transport(options, pg_sdma::host_engine(), run.page(), identities,
+                              std::make_unique<Peers>(pids));
     Rank self(setting, rank, transport);
     try {
       // With patience the others can go on without a dead rank until they notice.

@@ -102,7 +102,7 @@ void be_rank(Round& round, int rank) {
   };
   // One rank finds its bytes wrong while its peers are waiting for its next gather.
   const auto self_test = [&](pg_sdma::Transport& transport) -> std::string {
-    Rank self(round.setting, rank, static_cast<pg_sdma::DirectPull&>(transport));
+    Rank self(round.setting, rank, static_cast<pg_sdma::DirectTransport&>(transport));
     for (int i = 0; i < 3; ++i) {
       if (is(Spoiler::kWrongBytes) && i == 1) return "wrong bytes on purpose";
       self.gather();

@@ -223,15 +223,19 @@ class Driver:
 
 
 class Page:
-    """Counters in host memory that the CPU and the device see: a memfd, as the control page is."""
+    """Counters in host memory that the CPU and the device see: a memfd, as the control page is.
 
-    def __init__(self, driver: Driver) -> None:
+    `file` is that of another process's page; this one closes it.
+    """
+
+    def __init__(self, driver: Driver, file: int | None = None) -> None:
         self.driver = driver
         driver.pages.append(self)
-        file = os.memfd_create("page")
-        os.ftruncate(file, mmap.PAGESIZE)
+        if file is None:
+            file = os.memfd_create("page")
+            os.ftruncate(file, mmap.PAGESIZE)
+        self.file = file
         self.map = mmap.mmap(file, mmap.PAGESIZE)
-        os.close(file)
         self.counters = (ctypes.c_uint64 * 512).from_buffer(self.map)
         self.host = ctypes.addressof(self.counters)
         driver("cuMemHostRegister_v2", self.host, mmap.PAGESIZE, 3)
@@ -247,4 +251,5 @@ class Page:
         for stream in self.driver.streams:
             self.driver("cuStreamSynchronize", stream)
         self.driver("cuMemHostUnregister", self.host)
+        os.close(self.file)
         self.driver.pages.remove(self)

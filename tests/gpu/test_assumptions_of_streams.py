@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
+from multiprocessing import reduction
 from threading import Thread
 from typing import Any
 
@@ -63,6 +64,40 @@ def test_a_write_follows_the_copies_before_it(driver: Driver, page: Page) -> Non
         driver.free(tail)
     driver.free(source)
     driver.free(target)
+
+
+def test_a_peers_copies_come_before_the_counter_behind_them(
+    driver: Driver, page: Page, peer: Peer
+) -> None:
+    """A stream that waits for the counter finds what the peer has pushed, to the last byte."""
+    target, tail, stream = driver.alloc(SIZE), driver.alloc(16), driver.stream()
+    mapped = peer.ask(share_page, driver.ipc_handle(target), descriptors=[page.file])
+    for round_ in range(1, 20):
+        driver.put(target, bytes(SIZE))
+        event = driver.event()
+        driver.operate(stream, wait(page.address(0), round_))
+        driver("cuMemcpyAsync", tail, target + SIZE - 16, 16, stream)
+        driver("cuEventRecord", event, stream)
+        assert not driver.passed(event)
+        peer.ask(push, mapped, round_)
+        assert passes(driver, event)
+        assert driver.get(tail, 16) == bytes([round_]) * 16
+    driver.free(target)
+    driver.free(tail)
+
+
+def share_page(driver: Driver, handle: bytes) -> int:
+    Page(driver, reduction.recv_handle(driver.pipe))
+    return driver.open_ipc(handle)
+
+
+def push(driver: Driver, mapped: int, value: int) -> None:
+    source, stream = driver.alloc(SIZE), driver.stream()
+    driver.put(source, bytes([value]) * SIZE)
+    driver("cuMemcpyAsync", mapped, source, SIZE, stream)
+    driver.operate(stream, write(driver.pages[-1].address(0), value))
+    driver("cuStreamSynchronize", stream)
+    driver.free(source)
 
 
 def test_batches_hold_fewer_than_256(driver: Driver, page: Page) -> None:

@@ -68,10 +68,10 @@ def create_and_gather():
         ("attach=refuse@2", "rank 2: attach refused on purpose (PG_SDMA_INJECT)"),
         ("export=refuse@1", "rank 1: export refused on purpose (PG_SDMA_INJECT)"),
         ("host=corrupt@2", "rank 2 is on another host, in another pid namespace"),
-        ("self-test=corrupt@1", "the self-test read wrong bytes from rank 0"),
+        ("self-test=corrupt@1", "the self-test got wrong bytes from rank 0"),
         (
             "self-test=corrupt#3@0",
-            "the self-test read wrong bytes from rank 0 at shards of 1048576",
+            "the self-test got wrong bytes from rank 0 at shards of 1048576",
         ),
     ],
 )

@@ -46,7 +46,7 @@ def test_the_log_names_what_carries():
             one(1, FAKE_MORI_ONLY="nothing"),
             "rank 1: this mori has no ccl.AllgatherSdma; this mori has no ccl.AllGatherIntoTensor",
         ),
-        (one(2, PG_SDMA_INJECT="self-test=corrupt"), "rank 2: the self-test read wrong bytes"),
+        (one(2, PG_SDMA_INJECT="self-test=corrupt"), "rank 2: the self-test got wrong bytes"),
         (
             same(PG_SDMA_MORI_BYTES=str(2 << 20), MORI_SHMEM_HEAP_SIZE="1M"),
             "rank 0: Out of static heap memory!",
@@ -63,7 +63,7 @@ def test_one_rank_without_mori_sends_all_to_the_inner(by_rank, reason):
         assert len(lines) == (rank == 0)
 
 
-def test_auto_takes_mori_where_pulls_fail_their_self_test_and_says_so():
+def test_auto_takes_mori_where_peer_copies_fail_their_self_test_and_says_so():
     by_rank = one(1, PG_SDMA_INJECT="self-test=corrupt#1")
     for rank, (right, counts, lines, way, _) in enumerate(
         run(vote_with, by_rank, env={"PG_SDMA_TRANSPORT": "auto"})
@@ -72,7 +72,10 @@ def test_auto_takes_mori_where_pulls_fail_their_self_test_and_says_so():
         assert counts == {"direct": 2}
         assert way == "mori"
         if rank == 0:
-            assert "go by mori, because reading it is refused: rank 1: the self-test" in lines[0]
+            assert (
+                "go by mori, because copies between the ranks are refused: rank 1: the self-test"
+                in lines[0]
+            )
 
 
 def test_auto_gives_both_reasons_where_neither_can():
@@ -80,7 +83,7 @@ def test_auto_gives_both_reasons_where_neither_can():
     by_rank = one(1, PG_SDMA_INJECT="self-test=corrupt#1")
     for _, counts, *_ in run(vote_with, by_rank, env=env):
         [route] = counts
-        assert route.startswith("inner: rank 1: the self-test read wrong bytes")
+        assert route.startswith("inner: rank 1: the self-test got wrong bytes")
         assert "; and by mori: rank 0: mori cannot be imported" in route
 
 
@@ -92,20 +95,20 @@ def test_auto_gives_both_reasons_where_neither_can():
     ],
     ids=str,
 )
-def test_where_pulls_do_mori_is_not_imported(env):
+def test_where_peer_copies_do_mori_is_not_imported(env):
     for _, counts, _, way, imported in run(vote_with, same(), env=env):
         assert counts == {"direct": 2}
         assert way in ("pull", "slots")
         assert not imported
 
 
-def vote_without(pulls_on, without):
-    """vote_with, where the ranks `without` are not built for mori, and pulls are `pulls_on`."""
+def vote_without(peer_copies_on, without):
+    """vote_with, where the ranks `without` are not built for mori."""
     from pg_sdma import mori_transport
 
     os.environ["PG_SDMA_INJECT"] = "self-test=corrupt@1"
     mori_on = () if int(os.environ["RANK"]) in without else ("cpu",)
-    found = mori_transport.Where(pulls_on, mori_on, "no mori here")
+    found = mori_transport.Where(peer_copies_on, mori_on, "no mori here")
     mori_transport.where = lambda settings: found
     return vote_with(same())
 

@@ -58,7 +58,7 @@ def test_two_ranks_share_at_most_a_mebibyte():
 
 
 def test_pulls_need_no_slots():
-    for right, shared in run_ranks(2, gather_all_sizes, env={"PG_SDMA_TRANSPORT": "pull"}):
+    for right, shared in run_ranks(2, gather_all_sizes, env={"PG_SDMA_TRANSPORT": "peer"}):
         assert all(right)
         assert 0 < shared < MOST_SHARED / 4
 

@@ -66,18 +66,19 @@ void read_broken(const char* text) {
 }
 
 CopyPlan plan_copy(Address destination, Address source, size_t bytes) {
-  CopyPlan copy{CopyPlan::Does::kCopy, source};
+  CopyPlan copy{CopyPlan::Does::kCopy, destination, source};
   if (plan.kind.empty() || plan.kind == "early") return copy;
-  if (!of_a_peer(source)) return copy;
+  Address& theirs = of_a_peer(source) ? copy.source : copy.destination;
+  if (!of_a_peer(theirs)) return copy;
   if (plan.kind == "late") land_the_late();
   if (bytes < plan.from || bytes > plan.to) return copy;
   if (plan.kind == "late") {
     std::lock_guard<std::mutex> lock(mutex);
     late.push_back({destination, source, bytes});
   }
-  if (plan.kind == "local") copy.source = own_memory(bytes);
+  if (plan.kind == "local") theirs = own_memory(bytes);
   if (plan.kind == "stuck") copy.does = CopyPlan::Does::kHang;
-  if (plan.kind == "silent" || plan.kind == "late" || copy.source == 0) {
+  if (plan.kind == "silent" || plan.kind == "late" || theirs == 0) {
     copy.does = CopyPlan::Does::kNothing;
   }
   return copy;

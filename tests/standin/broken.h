@@ -1,8 +1,8 @@
-// Drivers that do not do what they say. STANDIN_FAULT=kind[:from[:to]], for copies from peers of
-// `from` to `to` bytes (all):
+// Drivers that do not do what they say. STANDIN_FAULT=kind[:from[:to]], for copies from or to peers
+// of `from` to `to` bytes (all):
 //   silent   are never made
-//   late     land when the next copy from a peer starts
-//   local    read this process's own memory instead
+//   late     land when the next such copy starts
+//   local    take this process's own memory for the peer's
 //   stuck    never end
 //   early    waits do not wait, after the first `from` (0) of them
 #pragma once
@@ -18,6 +18,7 @@ void read_broken(const char* plan);  // null: none
 // What becomes of a copy.
 struct CopyPlan {
   enum class Does { kCopy, kNothing, kHang } does = Does::kCopy;
+  pg_sdma::driver::Address destination = 0;
   pg_sdma::driver::Address source = 0;
 };
 // Before it is made.

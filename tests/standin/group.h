@@ -182,10 +182,9 @@ inline void enter(int device) {
 
 // The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
 // then shared as `queues` says (standin_share_queues).
-inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
-                                                 const std::string& folder, int rank, int world,
-                                                 std::optional<std::chrono::microseconds> patience,
-                                                 int queues = 0) {
+inline std::unique_ptr<pg_sdma::DirectTransport> join(
+    const std::string& driver, const std::string& folder, int rank, int world,
+    std::optional<std::chrono::microseconds> patience, int queues = 0) {
   pg_sdma::Rendezvous::Options options;
   options.group = "group";
   options.lane = "cuda";
@@ -200,7 +199,7 @@ inline std::unique_ptr<pg_sdma::DirectPull> join(const std::string& driver,
     standin_share_queues(queues);
     return made;
   };
-  const auto no_test = [](pg_sdma::DirectPull&) { return std::string(); };
+  const auto no_test = [](pg_sdma::DirectTransport&) { return std::string(); };
   auto result = rendezvous.vote(engine, no_test, std::chrono::minutes(1));
   if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
   enter(rank);

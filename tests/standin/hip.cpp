@@ -194,9 +194,11 @@ int hipMemcpyAsync(Address destination, Address source, size_t bytes, CopyKind k
   if (kind != kNoComputeUnits) return kInvalidValue;
   {
     std::lock_guard<std::mutex> lock(memory_mutex);
-    const auto from = region_at(source);
-    if (from != regions.end() && !reaches(current_device(), from->second.physical->device)) {
-      die("a copy from a peer to which access was not enabled");
+    for (const Address end : {source, destination}) {
+      const auto found = region_at(end);
+      if (found != regions.end() && !reaches(current_device(), found->second.physical->device)) {
+        die("a copy from or to a peer to which access was not enabled");
+      }
     }
   }
   return cuMemcpyAsync(destination, source, bytes, stream);

@@ -141,7 +141,7 @@ struct Tensor {
 // What the ranks draw alike, and what each draws for itself.
 class Rank {
  public:
-  Rank(int rank, int world, size_t room, unsigned seed, bool chunks, DirectPull& transport)
+  Rank(int rank, int world, size_t room, unsigned seed, bool chunks, DirectTransport& transport)
       : chunks_(chunks),
         rank_(rank),
         world_(world),
@@ -309,7 +309,7 @@ class Rank {
   size_t room_;
   std::minstd_rand common_;
   std::minstd_rand own_;
-  DirectPull& transport_;
+  DirectTransport& transport_;
   uint64_t operation_ = 0;
   int direct_ = 0;
   int inner_ = 0;

@@ -96,8 +96,8 @@ void make_copy(const Operation& operation) {
   const CopyPlan plan = plan_copy(operation.destination, operation.source, operation.bytes);
   while (plan.does == CopyPlan::Does::kHang) pause();
   if (plan.does == CopyPlan::Does::kNothing) return;
-  std::memcpy(reinterpret_cast<void*>(operation.destination),
-              reinterpret_cast<const void*>(plan.source), operation.bytes);
+  std::memcpy(reinterpret_cast<void*>(plan.destination), reinterpret_cast<const void*>(plan.source),
+              operation.bytes);
 }
 
 void execute(const Operation& operation) {

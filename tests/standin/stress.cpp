@@ -44,7 +44,7 @@ struct Tensor {
 // What the ranks must draw alike, and what each draws for itself.
 class Rank {
  public:
-  Rank(int rank, int world, unsigned seed, bool chunks, DirectPull& transport)
+  Rank(int rank, int world, unsigned seed, bool chunks, DirectTransport& transport)
       : rank_(rank),
         world_(world),
         chunks_(chunks),
@@ -205,7 +205,7 @@ class Rank {
   std::minstd_rand common_;
   std::minstd_rand own_;
   const Stream stream_ = caller;
-  DirectPull& transport_;
+  DirectTransport& transport_;
   uint64_t operation_ = 0;
   int direct_ = 0;
   int inner_ = 0;

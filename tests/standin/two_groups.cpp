@@ -34,7 +34,7 @@ struct Run {
   unsigned seed = 0;
 };
 
-std::unique_ptr<DirectPull> join_group(const Run& run, int group, int rank, bool& shares) {
+std::unique_ptr<DirectTransport> join_group(const Run& run, int group, int rank, bool& shares) {
   Rendezvous::Options options;
   options.group = "group" + std::to_string(group);
   options.lane = options.group;
@@ -51,14 +51,14 @@ std::unique_ptr<DirectPull> join_group(const Run& run, int group, int rank, bool
     standin_share_queues(1);
     return made;
   };
-  const auto no_test = [](DirectPull&) { return std::string(); };
+  const auto no_test = [](DirectTransport&) { return std::string(); };
   auto result = rendezvous.vote(engine, no_test, kTimeout);
   if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
   return std::move(result.transport);
 }
 
 // Returns how many went direct.
-int gather(const Run& run, int group, int rank, DirectPull& transport, bool shares) {
+int gather(const Run& run, int group, int rank, DirectTransport& transport, bool shares) {
   driver::Context context = nullptr;
   REQUIRE(driver::cuDevicePrimaryCtxRetain(&context, rank) == 0);
   REQUIRE(driver::cuCtxPushCurrent_v2(context) == 0);
@@ -112,7 +112,7 @@ int main(int argc, char** argv) {
                 static_cast<unsigned>(std::atoi(argv[5]))};
   return run_ranks(run.world, [&](int rank) {
     bool shares = false;
-    std::unique_ptr<DirectPull> transports[2];
+    std::unique_ptr<DirectTransport> transports[2];
     for (int group = 0; group < 2; ++group) {
       transports[group] = join_group(run, group, rank, shares);
     }

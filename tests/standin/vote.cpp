@@ -30,7 +30,7 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
   };
   const auto deadline = Clock::now() + timeout;
   BufferMemory memory;
-  const auto test = [&](DirectPull& transport) {
+  const auto test = [&](DirectTransport& transport) {
     SelfTest self;
     self.rank = rank;
     self.world = world;

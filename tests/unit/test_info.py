@@ -82,11 +82,11 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
             ["no slots of shared memory: of 1 MiB, 64 ranks would have too little each"],
         ),
         (
-            {"PG_SDMA_TRANSPORT": "pull"},
+            {"PG_SDMA_TRANSPORT": "peer"},
             outcome("cpu", 2),
             2,
             "each rank pulls",
-            ["no slots of shared memory: PG_SDMA_TRANSPORT=pull"],
+            ["no slots of shared memory: PG_SDMA_TRANSPORT=peer"],
         ),
         ({}, outcome("cuda", 2), 2, "each rank's copy engine", []),
         (
@@ -94,14 +94,14 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
             outcome("cuda", 8, transport="mori"),
             2,
             "mori, by the copy engines of AMD GPUs",
-            ["no pulls: the vote refused them (docs/mori.md)"],
+            ["no peer copies: the vote refused them (docs/mori.md)"],
         ),
         (
             {"PG_SDMA_TRANSPORT": "mori"},
             outcome("cuda", 8, transport="mori"),
             2,
             "mori, by the copy engines of AMD GPUs",
-            ["no pulls: PG_SDMA_TRANSPORT=mori"],
+            ["no peer copies: PG_SDMA_TRANSPORT=mori"],
         ),
         (
             {},

@@ -31,7 +31,7 @@ def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({}, None, Where(("cpu", "cuda"), (), "")),
         ({}, "7.1", Where(("cpu", "cuda"), ("cuda",), "")),
-        ({"transport": "pull"}, "7.1", Where(("cpu", "cuda"), (), "")),
+        ({"transport": "peer"}, "7.1", Where(("cpu", "cuda"), (), "")),
         ({"transport": "mori"}, "7.1", Where(("cpu",), ("cuda",), "")),
         (
             {"transport": "mori"},

@@ -24,7 +24,7 @@ def test_nothing_set_gives_the_defaults() -> None:
     [
         ("PG_SDMA", "off", "enabled", False),
         ("PG_SDMA", " on ", "enabled", True),
-        ("PG_SDMA_TRANSPORT", "pull", "transport", "pull"),
+        ("PG_SDMA_TRANSPORT", "peer", "transport", "peer"),
         ("PG_SDMA_TRANSPORT", "mori", "transport", "mori"),
         ("PG_SDMA_MORI_BYTES", "131072", "mori_bytes", 131072),
         ("PG_SDMA_MORI_ON_CPU", "1", "mori_on_cpu", True),
@@ -57,7 +57,7 @@ def test_a_variable_sets_its_field_alone(name: str, text: str, field: str, value
     ("name", "text", "allowed"),
     [
         ("PG_SDMA", "1", "`on` or `off`"),
-        ("PG_SDMA_TRANSPORT", "push", "`auto`, `pull` or `mori`"),
+        ("PG_SDMA_TRANSPORT", "push", "`auto`, `peer` or `mori`"),
         ("PG_SDMA_MORI_BYTES", "131071", "an integer from 131072"),
         ("PG_SDMA_INNER", "sdma", "a backend for GPU tensors"),
         ("PG_SDMA_INNER", "cuda=sdma", "a backend for GPU tensors"),
@@ -101,7 +101,7 @@ def test_an_unknown_variable_is_warned_about_once(caplog: pytest.LogCaptureFixtu
 def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
     others = {
         "PG_SDMA": "off",
-        "PG_SDMA_TRANSPORT": "pull",
+        "PG_SDMA_TRANSPORT": "peer",
         "PG_SDMA_MORI_BYTES": "131072",
         "PG_SDMA_MORI_ON_CPU": "1",
         "PG_SDMA_INNER": "gloo",

@@ -17,14 +17,16 @@ def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
 
 
 FAULTS = {
-    "silent": "read nothing from rank",
-    "silent:16384:16384": "read nothing from rank . at shards of 16384 bytes",
-    "silent:1048577": "read nothing from rank . at shards of 1048577 bytes",
-    "late": "read nothing from rank",
-    "local": "the self-test read .* from rank",
+    "silent": "got nothing from rank",
+    "silent:16384:16384": "got nothing from rank . at shards of 16384 bytes",
+    "silent:1048577": "got nothing from rank . at shards of 1048577 bytes",
+    "late": "got nothing from rank",
+    "local": "the self-test got .* from rank",
     "stuck": "have not ended after",
     "early": "streams do not wait for counters",
-    "early:2": "a wait in the stream of rank . ended early",
+    "early:2": "(the self-test|a wait in the stream of rank .) ",
+    # None of those before: 2 of the probe, 4 in each of 18 gathers, which would find it out, too.
+    "early:74": "a wait in the stream of rank . ended early",
 }
 
 

@@ -42,7 +42,7 @@ def test_what_is_written_is_found_by_groups_of_that_kind_alone(path: Path) -> No
         (settings, "cpu", 4),
         (settings, "cuda", 2),
         (settings_with(path, PG_SDMA_INNER="cpu=mpi"), "cpu", 2),
-        (settings_with(path, PG_SDMA_TRANSPORT="pull"), "cpu", 2),
+        (settings_with(path, PG_SDMA_TRANSPORT="peer"), "cpu", 2),
     ):
         found = tuning.look_up(other, device, ranks)
         assert found.entry is None and not found.ignored

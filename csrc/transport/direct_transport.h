@@ -1,6 +1,6 @@
-// All-gathers and reduce-scatters in which every rank pulls what it needs of its peers' tensors
-// from where they lie; or all-gathers it through the page's slots where it has some, or by a
-// courier.
+// All-gathers and reduce-scatters between the ranks' tensors where they lie: every rank pulls what
+// it needs of its peers', or pushes its shard into their outputs where its engine does that faster.
+// Or it all-gathers through the page's slots where it has some, or by a courier.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@
 
 namespace pg_sdma {
 
-class DirectPull final : public Transport {
+class DirectTransport final : public Transport {
  public:
   struct Options {
     std::string group;  // for messages
@@ -44,9 +44,9 @@ class DirectPull final : public Transport {
   };
 
   // `identities`: Engine::identity() of each rank.
-  DirectPull(Options options, std::shared_ptr<Engine> engine, ControlPage page,
-             std::vector<std::string> identities, std::unique_ptr<Peers> peers);
-  ~DirectPull() override;
+  DirectTransport(Options options, std::shared_ptr<Engine> engine, ControlPage page,
+                  std::vector<std::string> identities, std::unique_ptr<Peers> peers);
+  ~DirectTransport() override;
 
   Decision agree(const Call& call) override;
   void carry(const Call& call) override;
@@ -76,8 +76,8 @@ class DirectPull final : public Transport {
   // the peers.
   void set_watched(bool watched) { watched_ = watched; }
   // The last operation never ends here, or never began: peers do not wait for it, and what it may
-  // still be reading, if it `reads`, stays open.
-  void abandon(bool reads);
+  // still be copying, if it `copies`, stays open.
+  void abandon(bool copies);
   void set_patience(std::chrono::microseconds patience, bool only_while_free) {
     options_.patience = patience;
     options_.only_while_free = only_while_free;
@@ -94,11 +94,16 @@ class DirectPull final : public Transport {
   bool asks_for_pull(const Call& call);
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
+  // Whether an all-gather writes into the peers' outputs: all ranks find the same.
+  bool pushes(const Call& call) const;
+  // What peers read or write of this rank's memory.
+  std::vector<Region> reached(const Call& call) const;
   void write_program(const Call& call);               // of an all-gather, into program_
   void hand_over(const Call& call, Waiter& waiting);  // to the courier
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave, uint32_t track);
   void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
+  void copy_to(int peer, const Call& call, const Wave& wave, uint32_t track);
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
   struct Landing {

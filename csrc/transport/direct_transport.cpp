@@ -1,4 +1,4 @@
-#include "transport/direct_pull.h"
+#include "transport/direct_transport.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -94,10 +94,18 @@ std::vector<Region> Call::regions() const {
   return regions;
 }
 
+std::vector<Region> Call::targets() const {
+  std::vector<Region> targets;
+  for (const Piece& piece : pieces) {
+    targets.push_back({piece.outputs[0], piece.bytes * piece.outputs.size()});
+  }
+  return targets;
+}
+
 // The page as Agreement sees it: copies records where they are needed and rings who may sleep.
-class DirectPull::PageView {
+class DirectTransport::PageView {
  public:
-  explicit PageView(DirectPull& self) : self_(self), page_(self.page_) {}
+  explicit PageView(DirectTransport& self) : self_(self), page_(self.page_) {}
 
   uint64_t verdict(uint64_t slot) { return page_.verdict(slot); }
   bool swap_verdict(uint64_t slot, uint64_t expected, uint64_t desired) {
@@ -130,12 +138,12 @@ class DirectPull::PageView {
   }
 
  private:
-  DirectPull& self_;
+  DirectTransport& self_;
   ControlPage& page_;
 };
 
-DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlPage page,
-                       std::vector<std::string> identities, std::unique_ptr<Peers> peers)
+DirectTransport::DirectTransport(Options options, std::shared_ptr<Engine> engine, ControlPage page,
+                                 std::vector<std::string> identities, std::unique_ptr<Peers> peers)
     : options_(std::move(options)),
       engine_(std::move(engine)),
       page_(std::move(page)),
@@ -153,14 +161,14 @@ DirectPull::DirectPull(Options options, std::shared_ptr<Engine> engine, ControlP
   }
 }
 
-DirectPull::~DirectPull() {
+DirectTransport::~DirectTransport() {
   watchdog_.reset();
   // Only then: who has departed while peers still count on it is a fault to them.
   queue_.reset();
   page_.depart(options_.rank);
 }
 
-Decision DirectPull::agree(const Call& call) {
+Decision DirectTransport::agree(const Call& call) {
   inject::at("agree");
   check_fault();
   carrying_ = false;
@@ -220,7 +228,7 @@ Decision DirectPull::agree(const Call& call) {
   return {false, why_not.empty() ? otherwise : why_not, here ? std::string(own_.why) : why_not};
 }
 
-void DirectPull::guarded(const std::function<void()>& body) {
+void DirectTransport::guarded(const std::function<void()>& body) {
   try {
     body();
   } catch (const GroupFault&) {
@@ -237,19 +245,24 @@ void DirectPull::guarded(const std::function<void()>& body) {
   }
 }
 
-std::string DirectPull::way() const {
+std::string DirectTransport::way() const {
   if (courier_) return courier_->name();
-  return slots_.any() ? "slots" : "pull";
+  if (slots_.any()) return "slots";
+  return engine_->pushes() ? "push" : "pull";
 }
 
-void DirectPull::abort(const std::string& why) { page_.set_fault(options_.rank, why); }
+void DirectTransport::abort(const std::string& why) { page_.set_fault(options_.rank, why); }
 
-CallRecord DirectPull::describe(const Call& call) {
+std::vector<Region> DirectTransport::reached(const Call& call) const {
+  return pushes(call) ? call.targets() : call.regions();
+}
+
+CallRecord DirectTransport::describe(const Call& call) {
   CallRecord record;
   put(record.operation, call.operation);
   put(record.dtype, call.dtype);
   put(record.reduction, call.reduction);
-  const std::vector<Region> regions = call.regions();
+  const std::vector<Region> regions = reached(call);
   record.tensors = static_cast<uint32_t>(regions.size());
   const std::vector<uint64_t> shards = call.shards();
   record.pulls = asks_for_pull(call) ? 1 : 0;
@@ -283,9 +296,9 @@ CallRecord DirectPull::describe(const Call& call) {
   return record;
 }
 
-bool DirectPull::open_exports(const Call& call, std::string& why_not) {
+bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   try {
-    const std::vector<Region> regions = call.regions();
+    const std::vector<Region> regions = reached(call);
     for (int peer = 0; peer < options_.world; ++peer) {
       if (peer == options_.rank) continue;
       for (size_t t = 0; t < regions.size(); ++t) {
@@ -307,7 +320,7 @@ bool DirectPull::open_exports(const Call& call, std::string& why_not) {
 
 // While a peer lags behind after a late verdict, waiting the full patience at every operation would
 // only make this rank late as well.
-std::chrono::microseconds DirectPull::most_patience() const {
+std::chrono::microseconds DirectTransport::most_patience() const {
   if (!last_was_late_ || options_.only_while_free) return options_.patience;
   for (int rank = 0; rank < options_.world; ++rank) {
     if (page_.consumed(rank) + 1 < number_) return std::min(Patience::kMoment, options_.patience);
@@ -315,39 +328,39 @@ std::chrono::microseconds DirectPull::most_patience() const {
   return options_.patience;
 }
 
-void DirectPull::check() {
+void DirectTransport::check() {
   check_fault();
   check_peers();
 }
 
-void DirectPull::abandon(bool reads) {
-  if (reads) sharing_.keep_open();
+void DirectTransport::abandon(bool copies) {
+  if (copies) sharing_.keep_open();
   page_.ready(options_.rank) = number_.load();
   page_.done(options_.rank) = number_.load();
 }
 
-void DirectPull::check_fault() const {
+void DirectTransport::check_fault() const {
   if (!page_.faulted()) return;
   const std::string why = page_.fault();
   if (options_.on_fault) options_.on_fault(why);
   throw GroupFault(why);
 }
 
-void DirectPull::fail(const std::string& text) {
+void DirectTransport::fail(const std::string& text) {
   page_.set_fault(options_.rank, text);
   check_fault();
   throw GroupFault(text);  // not reached: the fault is set, by this rank or before
 }
 
 // Peers count on this rank after a direct verdict: it cannot just leave.
-void DirectPull::fail_carrying(const std::string& why) {
+void DirectTransport::fail_carrying(const std::string& why) {
   // The self-test tells the peers, but where they wait in the call itself.
   const bool told = !watched_ && (engine_->stream_ordered() || courier_);
   if (told) throw std::runtime_error("the self-test failed: " + why);
   fail(this_operation() + ": " + why);
 }
 
-std::string DirectPull::explain_error() const {
+std::string DirectTransport::explain_error() const {
   const uint64_t slot = number_ % options_.ring;
   std::ostringstream text;
   text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
@@ -363,7 +376,7 @@ std::string DirectPull::explain_error() const {
   return text.str();
 }
 
-int DirectPull::furthest_behind(int rank) const {
+int DirectTransport::furthest_behind(int rank) const {
   // Who waits for a peer's slot has filled more of its own.
   for (int peer = 0; peer < options_.world; ++peer) {
     if (page_.done(peer) < number_ && page_.filled(peer) < page_.filled(rank)) rank = peer;
@@ -371,7 +384,7 @@ int DirectPull::furthest_behind(int rank) const {
   return rank;
 }
 
-std::string DirectPull::who_is_missing(const Call& call, int rank, const char* what) const {
+std::string DirectTransport::who_is_missing(const Call& call, int rank, const char* what) const {
   std::ostringstream text;
   text << this_operation() << " timed out after " << call.timeout.count() << " ms: rank " << rank
        << " " << what << ". "
@@ -380,7 +393,7 @@ std::string DirectPull::who_is_missing(const Call& call, int rank, const char* w
   return text.str();
 }
 
-std::string DirectPull::this_operation() const {
+std::string DirectTransport::this_operation() const {
   return "rank " + std::to_string(options_.rank) + ": " + own_.operation + " (operation " +
          std::to_string(number_) + " of group " + options_.group + ", " +
          std::to_string(own_.total_bytes) +
