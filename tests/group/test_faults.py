@@ -220,7 +220,7 @@ def stall(async_op):
             "agree",
             r"Not called by rank 1 \(it is at operation 4, the last of its 1 other collectives",
         ),
-        ("carry", r"Not finished (reading|sharing) by rank 1\b"),
+        ("carry", r"Not finished (copying|sharing) by rank 1\b"),
     ],
 )
 @pytest.mark.parametrize("ranks", [2, RANKS])
