@@ -45,9 +45,9 @@ class Collective : public std::enable_shared_from_this<Collective> {
   // see call.unable.
   virtual void get_ready() {}
 
-  // Fills in what `call` says of the tensors, now that what was issued before has ended. What peers
-  // cannot read or this rank cannot write as it lies goes through a stand-in. Does not throw: see
-  // call.invalid.
+  // Fills in what `call` says of the tensors, now that what was issued before has ended. What
+  // cannot be read or written as it lies, here or by peers, goes through a stand-in. Does not
+  // throw: see call.invalid.
   void lay_out();
 
   // The rest is for after lay_out().

@@ -16,8 +16,8 @@ Tensors byte_views(const Tensors& tensors, size_t first, size_t last) {
   return views;
 }
 
-// Peers read the input while this rank writes its outputs: it may lie in its own place among them,
-// and nowhere else.
+// The input is read while the outputs are written, here and by peers: it may lie in its own place
+// among them, and nowhere else.
 bool written_while_read(const Piece& piece, int rank) {
   const auto* input = static_cast<const char*>(piece.input);
   for (size_t r = 0; r < piece.outputs.size(); ++r) {

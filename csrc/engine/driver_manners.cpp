@@ -113,7 +113,7 @@ void check_device(const Library& library, int ordinal) {
   Uuid uuid{};
   library.must(library.whole_device_uuid, &whole, ordinal);
   library.must(library.device_uuid, &uuid, ordinal);
-  if (whole != uuid) throw CannotShare("the device is a MIG instance, which peers cannot read");
+  if (whole != uuid) throw CannotShare("the device is a MIG instance, which peers cannot reach");
 }
 
 void open_device(DriverDevice& device) {

@@ -37,7 +37,7 @@ int count_id_attributes(const Library& library);
 
 // Throws CannotShare when the device lacks what the engine needs.
 void check_device(const Library& library, int ordinal);
-// Makes the device usable by this process, and what it may read of others.
+// Makes the device usable by this process, and what it may reach of others.
 void open_device(DriverDevice& device);
 Link link_between(const Library& library, int device, int peer);
 

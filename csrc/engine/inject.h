@@ -1,5 +1,5 @@
 // Faults on purpose, for tests: named points at which a rank can be made to refuse, die, come late
-// or read wrong bytes. Compiled in and off; one load and a branch where nothing is injected.
+// or get wrong bytes. Compiled in and off; one load and a branch where nothing is injected.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
 // An all-gather of somebody else's (mori's), which a group's direct calls go through in place of
-// pulls. Numbers, agreement, faults and the record of progress stay the transport's.
+// peer copies. Numbers, agreement, faults and the record of progress stay the transport's.
 #pragma once
 
 #include <memory>

@@ -143,7 +143,7 @@ class DirectTransport final : public Transport {
   Preference preference_;
   Sharing sharing_;
   std::unique_ptr<Courier> courier_;  // before the queue, behind which its last gather is
-  std::unique_ptr<Queue> queue_;      // after sharing_: copies end before what they read is closed
+  std::unique_ptr<Queue> queue_;      // after sharing_: copies end before what they reach is closed
 
   std::unique_ptr<Watchdog> watchdog_;  // where no host waits for an operation to end
 

@@ -135,7 +135,7 @@ std::optional<std::string> first_no(const std::vector<std::string>& answers) {
   return std::nullopt;
 }
 
-// Why a device may not be read over the link to it; empty when it may.
+// Why there may be no copies over the link to a device; empty when there may.
 std::string link_objection(Link link, const Rendezvous::Options& options) {
   switch (link) {
     case Link::kNone:

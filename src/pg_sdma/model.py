@@ -69,7 +69,7 @@ CONSTANTS = {
     "h200": Constant(
         372.0,
         "GB/s",
-        "into one H200 by its copy engine",
+        "into one H200 by copy engines",
         "fitted: All-gathers, alone, sdma in place",
     ),
     "mi300x_link": Constant(
@@ -198,8 +198,8 @@ class Model:
     def device(self, machine: Machine, size: int, queues: int = 1) -> float:
         """The device's time of an in-place gather of `size` bytes within one host of `machine`.
 
-        Of several hosts: of the second of two levels, in which a rank pulls from each peer on its
-        host what that has of all hosts.
+        Of several hosts: of the second of two levels, in which a rank pushes to each peer on its
+        host what it has of all hosts.
 
         On a mesh, copies on one queue go over one link after the other; `queues` over so many.
         """

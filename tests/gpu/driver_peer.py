@@ -69,7 +69,7 @@ def close_ipc(driver: Driver, base: int) -> None:
 
 
 def read(driver: Driver, address: int, size: int) -> bytes:
-    """Reads through memory of the peer's own, as an all-gather does."""
+    """Reads through memory of the peer's own, as a pull does."""
     own = driver.alloc(size)
     driver("cuMemcpyAsync", own, address, size, 0)
     content = driver.get(own, size)
