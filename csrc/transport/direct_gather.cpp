@@ -13,10 +13,11 @@ void DirectTransport::carry(const Call& call) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
-    write_program(call);
+    // First: peers count on this rank, and push, whatever goes wrong here.
     if (watchdog_ && watched_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
+    write_program(call);
     const auto began = Clock::now();
     queue_->run(program_, *waiting);
     if (courier_) hand_over(call, *waiting);

@@ -210,12 +210,13 @@ class Test {
 std::string self_test(DirectTransport& transport, TestMemory& memory, const SelfTest& test) {
   // Whatever goes wrong here is no reason to end the process.
   transport.set_watched(false);
-  // Left with work under way, the stream may go on using the memory. And peers may have enqueued
-  // waits for what this rank, which heard of trouble first, has not.
+  // Left with work under way, the stream may go on using the memory, and so may a peer's whose
+  // copies hang: its counters do not tell. And peers may have enqueued waits for what this rank,
+  // which heard of trouble first, has not.
   const auto leave = [&](bool all_enqueued) {
     if (!test.stream_ordered) return;
     const bool ended = all_enqueued && transport.queue().mark()->passed();
-    if (!ended) memory.keep();
+    memory.keep();
     transport.abandon(/*copies=*/!ended);
   };
   try {

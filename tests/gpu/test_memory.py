@@ -85,20 +85,21 @@ def run_out_of_memory() -> int:
     """Returns how often rank 0 had to try, until its peer had closed what torch had freed."""
     warm_up()
     before = settle()
-    own, output = empty(BLOCK), empty(dist.get_world_size() * BLOCK)
+    opened = dist.get_world_size() * BLOCK  # by peers, which push into it
+    own, output = empty(BLOCK), empty(opened)
     dist.all_gather_into_tensor(output, own)
-    del output
+    del own
     if dist.get_rank() != 0:
-        del own
+        del output
         settle()
         level()
         return 0
     settle()
-    wait_for_memory(before - BLOCK)
+    wait_for_memory(before - opened)
     ballast = empty(free_memory() - BLOCK // 2)
-    del own  # torch keeps its memory, for tensors that fit into it
+    del output  # torch keeps its memory, for tensors that fit into it
     attempts, end = 1, time.monotonic() + PATIENCE
-    while not allocates(BLOCK + BLOCK // 4):
+    while not allocates(opened + BLOCK // 4):
         assert time.monotonic() < end, f"still out of memory after {PATIENCE} s"
         attempts += 1
         time.sleep(0.01)
