@@ -89,4 +89,6 @@ def test_out_of_place_copies_the_own_shard_too(gpu_ranks: GpuRanks) -> None:
 def test_coalesced(gpu_ranks: GpuRanks) -> None:
     shards = [1 << 20, 2 << 20, 3 << 20]
     for work in gpu_ranks(2, env=PATIENT).run(gather_coalesced, shards):
-        assert work == copies(gpu_ranks, 2, shards)
+        # The profiler may tell a batch of copies to a peer as one of all their bytes.
+        whole = copies(gpu_ranks, 2, [sum(shards)])
+        assert work in (copies(gpu_ranks, 2, shards), whole)
