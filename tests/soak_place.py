@@ -90,6 +90,7 @@ class Cuda(Cpu):
         torch.cuda.synchronize()
         # Torch counts them as allocated: one for each stream that has multiplied anything.
         torch._C._cuda_clearCublasWorkspaces()
+        torch._C._host_emptyCache()  # of pinned memory, which gloo copies by
         torch.cuda.empty_cache()
 
     def belongings(self) -> dict[str, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import faulthandler
 import os
 import random
 import re
@@ -48,6 +49,7 @@ BACKENDS = {"cpu": "cpu:sdma", "cuda": "cpu:gloo,cuda:sdma"}
 MOST_GATHERS = 6  # under way at a time
 ROUNDS_BEFORE = 3
 LONGEST_DELAY = 0.010  # seconds
+OVERTIME = 30.0  # seconds that a survivor gets which is late, so that one knows how late
 GROUP_TIMEOUT = timedelta(minutes=10)
 READY = "before the kill: "
 
@@ -104,7 +106,7 @@ class Outcome:
         if self.killed != -signal.SIGKILL:
             return f"{victim} did not come to kill itself: ended by {end(self.killed)}"
         if self.code is None:
-            return f"{survivor} was still there after {self.bound:g} s"
+            return f"{survivor} was still there after {self.seconds:.1f} s"
         if self.code == 0:
             return f"{survivor} ended without an error"
         if self.seconds > self.bound:
@@ -132,6 +134,7 @@ def end(code: int | None) -> str:
 def rank_main(options: argparse.Namespace) -> None:
     """One rank: a few rounds of gathers, and those in which the victim dies."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would take its time
+    faulthandler.register(signal.SIGUSR1)
     plan = Plan.draw(options.seed)
     rank, cuda = options.rank, options.device == "cuda"
     device = torch.device("cuda", rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
@@ -199,8 +202,12 @@ def kill_one(options: argparse.Namespace, seed: int, environment: Mapping[str, s
             killed = wait_for(processes[plan.victim], options.start)
             died = time.monotonic()
             code = None
+            survivor = processes[plan.survivor]
             if killed == -signal.SIGKILL:
-                code = wait_for(processes[plan.survivor], options.bound)
+                code = wait_for(survivor, options.bound)
+                if code is None:
+                    survivor.send_signal(signal.SIGUSR1)  # writes where its threads are
+                    code = wait_for(survivor, OVERTIME)
             seconds = time.monotonic() - died
         finally:
             for process in processes:

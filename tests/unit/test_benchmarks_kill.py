@@ -46,7 +46,7 @@ def test_the_victim_speaks_only_where_it_was_not_killed() -> None:
     [
         ({"killed": 1}, "rank 1 did not come to kill itself: ended by exit code 1"),
         ({"killed": None}, "ended by nothing"),
-        ({"code": None}, "still there after 5 s"),
+        ({"code": None, "seconds": 35.0}, "still there after 35.0 s"),
         ({"code": 0}, "without an error"),
         ({"seconds": 5.1}, "longer than 5 s"),
         ({"said": f"{LATE}\n{NAMED}"}, "not direct"),
