@@ -67,7 +67,7 @@ CONSTANTS = {
         "assumed: never measured beyond 2 ranks",
     ),
     "h200": Constant(
-        372.0,
+        388.0,
         "GB/s",
         "into one H200 by copy engines",
         "fitted: All-gathers, alone, sdma in place",
@@ -79,10 +79,10 @@ CONSTANTS = {
         "assumed: reported; not run on hardware",
     ),
     "nvl72": Constant(
-        744.0,
+        776.0,
         "GB/s",
         "into one GPU of an NVL72",
-        "assumed: nominal 900, times the 372 of nominal 450 of an H200; not run on hardware",
+        "assumed: nominal 900, times the 388 of nominal 450 of an H200; not run on hardware",
     ),
     "network": Constant(
         50.0, "GB/s", "of one GPU's network card", "assumed: nominal 400 Gb/s; not run on hardware"
