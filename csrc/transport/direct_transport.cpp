@@ -162,9 +162,11 @@ DirectTransport::DirectTransport(Options options, std::shared_ptr<Engine> engine
 }
 
 DirectTransport::~DirectTransport() {
+  // The watchdog is there meanwhile: a stream that waits for a peer that is gone would hold the
+  // driver at the process's end.
+  queue_.reset();
   watchdog_.reset();
   // Only then: who has departed while peers still count on it is a fault to them.
-  queue_.reset();
   page_.depart(options_.rank);
 }
 

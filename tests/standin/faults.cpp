@@ -6,6 +6,8 @@
 //   killed   by SIGKILL at a random moment, from the vote on
 //   stopped  by SIGSTOP, likewise, and killed once the others have ended
 //   departs  destroys the group while the others go on
+//   ignored  as none, and the others' hosts do not wait for their gathers, so that the next call
+//            tells them and they leave the group
 //   none     nothing but what PG_SDMA_INJECT says, which goes for the victim alone
 // The others must end within the timeout and two seconds: a rank whose streams wait by SIGABRT,
 // from the watchdog; one whose host waits by an exception. Either way with a message, which is
@@ -41,20 +43,22 @@ class Rank {
   Rank(int rank, int world, std::chrono::milliseconds timeout)
       : rank_(rank), world_(world), timeout_(timeout), input_(kShard), output_(kShard * world) {}
 
+  // Enqueues gathers and looks at none.
+  void enqueue(Transport& transport) {
+    for (;;) {
+      const Call call = gather();
+      if (!transport.agree(call).direct) continue;
+      transport.queue().follow_caller();
+      transport.carry(call);
+    }
+  }
+
   // Gathers kBatch times, then looks at what came last.
   void batch(Transport& transport) {
     for (int i = 0; i < kBatch; ++i) {
       REQUIRE(cuStreamSynchronize(caller) == 0);
       std::fill_n(input_.data(), kShard, value(rank_, ++operation_));
-      Call call;
-      call.operation = "faults";
-      call.dtype = "uint8";
-      call.timeout = timeout_;
-      Piece piece{input_.data(), kShard, {}};
-      for (int rank = 0; rank < world_; ++rank) {
-        piece.outputs.push_back(output_.data() + rank * kShard);
-      }
-      call.pieces.push_back(std::move(piece));
+      const Call call = gather();
       const Decision decision = transport.agree(call);
       if (!decision.direct) continue;  // a rank was late
       transport.queue().follow_caller();
@@ -70,6 +74,19 @@ class Rank {
   }
 
  private:
+  Call gather() {
+    Call call;
+    call.operation = "faults";
+    call.dtype = "uint8";
+    call.timeout = timeout_;
+    Piece piece{input_.data(), kShard, {}};
+    for (int rank = 0; rank < world_; ++rank) {
+      piece.outputs.push_back(output_.data() + rank * kShard);
+    }
+    call.pieces.push_back(std::move(piece));
+    return call;
+  }
+
   static unsigned char value(int rank, uint64_t operation) {
     return static_cast<unsigned char>(41 * rank + operation);
   }
@@ -116,6 +133,7 @@ void be_rank(const Run& run, int rank) {
       std::this_thread::sleep_for(run.timeout);
       std::_Exit(0);
     }
+    if (run.fate == "ignored") self->enqueue(*result.transport);
     self->batch(*result.transport);
   }
 }

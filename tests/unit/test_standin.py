@@ -216,6 +216,14 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
     assert f"Culprit: {name}. Ending this process." in told
 
 
+def test_a_rank_that_leaves_a_stream_waiting_for_a_dead_one_ends(tmp_path: Path) -> None:
+    """The host is told by its next call and leaves the group; the driver would wait for ever."""
+    told = lose(tmp_path, ranks=3, fate="ignored", seed=1, PG_SDMA_INJECT="carry=die#9")
+    assert "2 aborted" in told
+    assert re.search(r"rank \d is told: .* waits for rank \d, whose process has ended", told), told
+    assert told.count("Ending this process.") == 2
+
+
 def test_a_stalled_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
     told = lose(tmp_path, ranks=3, fate="none", seed=2, PG_SDMA_INJECT="carry=stop#9")
     assert "2 aborted" in told
