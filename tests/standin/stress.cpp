@@ -38,7 +38,14 @@ void copy(Address to, Address from, size_t bytes) {
 struct Tensor {
   size_t shard = 0;
   bool in_place = false;
-  size_t offset = 0;
+  size_t offset = 0;  // of the input, where it is not in place
+  size_t output_offset = 0;
+};
+
+// One call. As a list its outputs are tensors of their own, and peers read its input.
+struct Operation {
+  std::vector<Tensor> tensors;
+  bool listed = false;
 };
 
 // What the ranks must draw alike, and what each draws for itself.
@@ -52,20 +59,22 @@ class Rank {
         own_(seed * 97 + rank),
         transport_(transport) {}
 
-  // One by one and coalesced, in place and not, from the first byte of an allocation and from odd
-  // ones, in whole allocations and in chunks; sizes around what a chunk holds.
+  // One by one, coalesced and as a list, in place and not, from the first byte of an allocation and
+  // from odd ones, in whole allocations and in chunks; sizes around what a chunk holds.
   void table() {
     for (const bool chunks : {false, true}) {
       if (chunks && !chunks_) break;
       for (auto& buffer : inputs_) buffer = allocate(kMostBytes, chunks);
-      for (auto& buffer : outputs_) buffer = allocate(kMostBytes * world_, false);
+      for (auto& buffer : outputs_) buffer = allocate(kMostBytes * world_, chunks);
       for (const size_t shard :
            {size_t{0}, size_t{1}, size_t{3}, kChunk - 1, kChunk, kChunk + 1, 4 * kChunk}) {
-        std::vector<std::vector<Tensor>> calls;
+        std::vector<Operation> calls;
         for (const bool in_place : {false, true}) {
           for (const size_t offset : {size_t{0}, size_t{1}, kChunk - 1}) {
-            calls.push_back({{shard, in_place, offset}});
-            calls.push_back({{shard, in_place, offset}, {0, false, 0}, {5, !in_place, offset}});
+            const Tensor tensor{shard, in_place, offset, offset};
+            calls.push_back({{tensor}});
+            calls.push_back({{tensor, {}, {5, !in_place, offset, offset}}});
+            calls.push_back({{tensor}, /*listed=*/true});
           }
         }
         carry(calls);
@@ -75,8 +84,8 @@ class Rank {
 
   void batch() {
     renew_buffers();
-    std::vector<std::vector<Tensor>> calls(kBatch);
-    for (auto& tensors : calls) tensors = random_tensors();
+    std::vector<Operation> calls(kBatch);
+    for (Operation& call : calls) call = random_operation();
     carry(calls);
   }
 
@@ -96,7 +105,7 @@ class Rank {
     for (auto& buffer : outputs_) {
       if (buffer && draw(own_, 3) != 0) continue;
       buffer.reset();
-      buffer = allocate(kMostBytes * world_, false);
+      buffer = allocate(kMostBytes * world_, chunks_ && draw(own_, 2) != 0);
     }
   }
 
@@ -105,32 +114,36 @@ class Rank {
     return std::make_unique<Buffer>(bytes);
   }
 
-  std::vector<Tensor> random_tensors() {
-    std::vector<Tensor> tensors(1 + draw(common_, kTensors));
-    for (Tensor& tensor : tensors) {
+  Operation random_operation() {
+    Operation made{std::vector<Tensor>(1 + draw(common_, kTensors))};
+    made.listed = draw(common_, 2) == 0 && made.tensors.size() == 1;
+    for (Tensor& tensor : made.tensors) {
       tensor.shard = draw(common_, 8) == 0 ? 0 : 1 + draw(common_, kMostBytes / 4);
       tensor.in_place = draw(own_, 2) == 0;
       tensor.offset = draw(own_, kMostBytes - tensor.shard);
+      tensor.output_offset = draw(own_, (kMostBytes - tensor.shard) * world_);
     }
-    return tensors;
+    return made;
   }
 
   // All in flight at once.
-  void carry(const std::vector<std::vector<Tensor>>& calls) {
+  void carry(const std::vector<Operation>& calls) {
     std::vector<std::function<void()>> checks;
     std::deque<Buffer> temporaries;
     caller = draw(own_, 3) == 0 ? nullptr : stream_;
-    for (const auto& tensors : calls) gather(tensors, temporaries, checks);
+    for (const Operation& made : calls) gather(made, temporaries, checks);
     REQUIRE(cuStreamSynchronize(caller) == 0);
     for (const auto& check : checks) check();
   }
 
-  void gather(const std::vector<Tensor>& tensors, std::deque<Buffer>& temporaries,
+  void gather(const Operation& made, std::deque<Buffer>& temporaries,
               std::vector<std::function<void()>>& checks) {
+    const std::vector<Tensor>& tensors = made.tensors;
     const uint64_t operation = ++operation_;
     Call call;
     call.operation = "stress";
     call.dtype = "uint8";
+    call.listed = made.listed;
     call.timeout = kTimeout;
     for (size_t p = 0; p < tensors.size(); ++p) {
       prepare(temporaries, tensors[p], p, operation);
@@ -152,15 +165,19 @@ class Rank {
     for (size_t p = 0; p < tensors.size(); ++p) look(temporaries, checks, tensors[p], p, operation);
   }
 
+  Address output(const Tensor& tensor, size_t p) const {
+    return outputs_[p]->base() + tensor.output_offset;
+  }
+
   Address input(const Tensor& tensor, size_t p) const {
-    return tensor.in_place ? outputs_[p]->base() + rank_ * tensor.shard
+    return tensor.in_place ? output(tensor, p) + rank_ * tensor.shard
                            : inputs_[p]->base() + tensor.offset;
   }
 
   Piece piece(const Tensor& tensor, size_t p) const {
     Piece piece{reinterpret_cast<void*>(input(tensor, p)), tensor.shard, {}};
     for (int rank = 0; rank < world_; ++rank) {
-      piece.outputs.push_back(outputs_[p]->data() + rank * tensor.shard);
+      piece.outputs.push_back(reinterpret_cast<void*>(output(tensor, p) + rank * tensor.shard));
     }
     return piece;
   }
@@ -171,7 +188,7 @@ class Rank {
     if (tensor.shard == 0) return;
     Buffer& poison = temporaries.emplace_back(tensor.shard * world_);
     std::memset(poison.data(), 0xA5, poison.bytes());
-    copy(outputs_[p]->base(), poison.base(), poison.bytes());
+    copy(output(tensor, p), poison.base(), poison.bytes());
     Buffer& content = temporaries.emplace_back(tensor.shard);
     for (size_t i = 0; i < tensor.shard; ++i) {
       content.data()[i] = pattern(rank_, operation, p, i);
@@ -184,7 +201,7 @@ class Rank {
             const Tensor& tensor, size_t p, uint64_t operation) {
     if (tensor.shard == 0) return;
     Buffer& seen = temporaries.emplace_back(tensor.shard * world_);
-    copy(seen.base(), outputs_[p]->base(), seen.bytes());
+    copy(seen.base(), output(tensor, p), seen.bytes());
     checks.push_back([this, &seen, tensor, p, operation] {
       for (int rank = 0; rank < world_; ++rank) {
         for (size_t i = 0; i < tensor.shard; ++i) {
