@@ -289,7 +289,7 @@ CallRecord DirectTransport::describe(const Call& call) {
     const bool read_by_peers = !courier_ || call.reduces();
     for (size_t t = 0; read_by_peers && t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;
-      record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes);
+      record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes, number_ + 1);
     }
   } catch (const CannotShare& error) {
     record.summary.state = CallState::kUnshareable;

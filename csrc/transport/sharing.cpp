@@ -38,14 +38,17 @@ Sharing::~Sharing() {
   for (const auto& [key, import] : imports_) engine_->close(import.mapping);
 }
 
-Place Sharing::publish(const void* data, size_t bytes) {
+Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
   inject::at("export");
   const Place place = engine_->publish(data, bytes);
   Ticket posted;
   if (!engine_->opens_exports() || page_.find_ticket(rank_, place.export_id, posted)) return place;
   // A new export often lies where an old one was, and some drivers map the one only after the
-  // other is unmapped: so the old ticket goes first.
-  withdraw_tickets();
+  // other is unmapped: so the old ticket goes first. Once an operation: what it shares is all
+  // allocated, and asking the driver about every ticket for each new one would take longer than
+  // peers are patient.
+  if (withdrawn_for_ != number) withdraw_tickets();
+  withdrawn_for_ = number;
   page_.post_ticket(rank_, engine_->ticket(place.export_id));
   std::lock_guard<std::mutex> lock(mutex_);
   posted_.insert(place.export_id);

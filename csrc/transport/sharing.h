@@ -34,8 +34,8 @@ class Sharing {
   // Closes what is open, unless the device may still be copying.
   ~Sharing();
 
-  // Makes [data, data + bytes) reachable for the peers. Throws CannotShare.
-  Place publish(const void* data, size_t bytes);
+  // Makes [data, data + bytes) reachable for the peers, in operation `number`. Throws CannotShare.
+  Place publish(const void* data, size_t bytes, uint64_t number);
 
   // A peer's export, opened when it is not. It stays open while operation `number` may use it.
   // Throws CannotShare.
@@ -65,6 +65,7 @@ class Sharing {
   const std::vector<std::string> identities_;
   const pid_t process_;
 
+  uint64_t withdrawn_for_ = 0;  // the last operation that looked for dead exports
   std::mutex mutex_;
   std::set<uint64_t> posted_;  // own exports with a ticket on the page
   std::map<Key, Import> imports_;

@@ -134,6 +134,11 @@ def test_random_gathers_by_hip_of_late_ranks(tmp_path: Path) -> None:
     assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
 
 
+def test_gathers_into_more_outputs_than_there_are_tickets(tmp_path: Path) -> None:
+    done = run([OUT / "outputs", LIBRARY, tmp_path, "2"])
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_groups_in_one_hardware_queue_do_not_wait_for_one_another(
     ranks: int, tmp_path: Path
