@@ -55,6 +55,10 @@ class Chain {
   // for ever: a thread of the inner's may let go of them after Python has finalised, and must not
   // be the last that does.
   virtual void stop(const std::function<void()>& give_up, bool process_ends) = 0;
+
+  // The transport has ended, after stop(): forgets it. Tensors that are still being copied to or
+  // from, as by a peer that is late, are kept for ever, the others dropped. With the lane's mutex.
+  virtual void let_go() {}
 };
 
 // What an operation of the inner completes. Null for gloo's reduce-scatters: it is their wait()

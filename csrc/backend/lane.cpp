@@ -129,8 +129,7 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     }
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
-      chain_->before_direct(*transport_);
-      collective.carry(*transport_, part);
+      carry_direct(collective, part);
     } else {
       if (alone) alone.unlock();
       all_direct = false;
@@ -148,6 +147,19 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
   const State ended = engine_->stream_ordered() ? State::kEnqueued : State::kCompleted;
   recorder_.end(collective.record, all_direct ? ended : State::kIssued);
   return pending;
+}
+
+// Were a failure here this rank's alone, its next operation would write counters that release the
+// peers from this one, without its shard.
+void Lane::carry_direct(Collective& collective, const Call& part) {
+  try {
+    chain_->before_direct(*transport_);
+    collective.carry(*transport_, part);
+  } catch (const GroupFault&) {
+    throw;
+  } catch (const std::exception& error) {
+    transport_->cannot_begin(error.what());
+  }
 }
 
 WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
@@ -205,8 +217,12 @@ void Lane::leave(bool process_ends) {
   voted_ = true;
   policy_.refusal = "the process is exiting";
   std::shared_ptr<DirectTransport> transport;
-  std::lock_guard<std::mutex> fault_lock(fault_mutex_);
-  transport.swap(transport_);
+  {
+    std::lock_guard<std::mutex> fault_lock(fault_mutex_);
+    transport.swap(transport_);
+  }
+  transport.reset();
+  chain_->let_go();
 }
 
 void Lane::abort() {

@@ -133,6 +133,7 @@ class Lane final : private Carrier, private Recorded {
  private:
   std::vector<WorkPtr> carry(Collective& collective) override;
   std::vector<WorkPtr> carry_parts(Collective& collective);
+  void carry_direct(Collective& collective, const Call& part);
   void add_to_record(Collective& collective);
   void record_fault(const std::string& why);
 

@@ -86,7 +86,16 @@ class StreamChain final : public Chain {
     return c10::make_intrusive<JointWork>(std::move(pending));
   }
 
-  void stop(const std::function<void()>&, bool) override { kept_.clear(); }
+  void stop(const std::function<void()>&, bool) override {}
+
+  void let_go() override {
+    for (const auto& kept : kept_) {
+      if (kept->collective && !has_ended(*kept)) new auto(kept->collective);
+    }
+    kept_.clear();
+    queue_ = nullptr;
+    direct_is_last_ = false;
+  }
 
  private:
   // Orders the current stream behind an inner's collective. Its failure is told by its own Work.
@@ -96,6 +105,14 @@ class StreamChain final : public Chain {
     try {
       future->wait();
     } catch (const std::exception&) {
+    }
+  }
+
+  static bool has_ended(const StreamWork::Kept& kept) {
+    try {
+      return kept.end->passed();
+    } catch (const std::exception&) {
+      return false;  // the driver was shut down before us, or the device has failed
     }
   }
 

@@ -75,6 +75,9 @@ class DirectTransport final : public Transport {
   // group. Else carry() throws std::runtime_error where no host waits in it, and the caller tells
   // the peers.
   void set_watched(bool watched) { watched_ = watched; }
+  // The last operation, which was called direct, cannot begin here: this breaks the group. Throws
+  // GroupFault.
+  [[noreturn]] void cannot_begin(const std::string& why) { fail_carrying(why); }
   // The last operation never ends here, or never began: peers do not wait for it, and what it may
   // still be copying, if it `copies`, stays open.
   void abandon(bool copies);

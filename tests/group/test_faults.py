@@ -195,6 +195,33 @@ def test_a_rank_that_dies_in_an_operation_is_named_at_once(ranks, injection, asy
     check_survivors(failure, 1, ranks)
 
 
+# -- operations: a rank fails between a verdict and its copies
+
+
+def fail_to_begin(async_op):
+    """Goes on after the failure, as a program may: that must not release the peers."""
+    voted_group(60)
+
+    def call():
+        output = torch.full((dist.get_world_size() * 5,), -1.0)
+        own = torch.full((5,), float(dist.get_rank()))
+        work = dist.all_gather_into_tensor(output, own, async_op=async_op)
+        if work is not None:
+            work.wait()
+
+    return [seconds_to_raise(call) for _ in range(2)]
+
+
+@pytest.mark.parametrize("async_op", [False, pytest.param(True, marks=pytest.mark.nightly)])
+def test_a_rank_that_cannot_begin_a_direct_operation_breaks_the_group(async_op):
+    env = {"PG_SDMA_INJECT": "carry=refuse#5@1"}
+    for failures in run_ranks(RANKS, fail_to_begin, async_op, backend=None, env=env):
+        for elapsed, message in failures:
+            assert elapsed < 10
+            assert "rank 1: all_gather_into_tensor (operation 5 of group" in message
+            assert "carry refused on purpose" in message
+
+
 # -- operations: a rank stalls
 
 

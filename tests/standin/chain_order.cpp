@@ -118,6 +118,7 @@ class OneQueue final : public Transport, public Carrier {
   void reduce(const Call&, StreamReducer&) override {}
   Queue& queue() override { return *queue_; }
   void abort(const std::string&) override {}
+  void wait(Counter& counter) { queue_->run({Step::wait(counter, 1)}, no_waiter_); }
   std::vector<WorkPtr> carry(Collective& collective) override {
     chain_.before_direct(*this);
     queue_->run({static_cast<OneByte&>(collective).step()}, no_waiter_);
@@ -189,6 +190,34 @@ void capture(Chain& chain, const std::function<void()>& meanwhile) {
   REQUIRE(cuStreamEndCapture(handles[kCaptured], &graph) == 0);
 }
 
+// What a group leaves behind whose last operation a peer never takes part in: the tensors, into
+// which the peer may still push, and no use of the queue that has gone.
+void leave_one_pending(Engine& engine) {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  REQUIRE(page != MAP_FAILED);
+  turn_to(0);
+  const auto chain = make_stream_chain(kDevice.type());
+  auto direct = std::make_unique<OneQueue>(*chain, engine.queue(page, 4096));
+  const Buffer& bytes = *new Buffer(3);  // freeing it would wait for the stream
+  const auto gather = [&](size_t k) {
+    auto collective = std::make_shared<OneByte>(bytes.data() + k, /*async=*/true);
+    const std::weak_ptr<Collective> dropped = collective;
+    chain->run(std::move(collective), *direct);  // nobody has the Work
+    return dropped;
+  };
+  const auto over = gather(1);
+  REQUIRE(soon([mark = direct->queue().mark()] { return mark->passed(); }));
+  direct->wait(*static_cast<Counter*>(page));
+  const auto pending = gather(2);
+  chain->stop([] {}, false);
+  REQUIRE(!pending.expired());
+  direct.reset();
+  chain->let_go();
+  REQUIRE(over.expired());
+  REQUIRE(!pending.expired());
+  chain->before_inner();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -243,6 +272,8 @@ int main(int argc, char** argv) {
   for (size_t k = 0; k <= collectives; ++k) REQUIRE(bytes.data()[k] == 1);
   works.clear();
   chain->stop([] {}, false);
+  chain->let_go();
+  leave_one_pending(*engine);
   std::printf("in order\n");
   std::fflush(stdout);
   std::_Exit(0);  // torch's statics outlive the stand-in's threads
