@@ -156,10 +156,10 @@ std::string Lane::announcement(const Rendezvous::Result& result, const std::stri
   std::string how = " use " + inner_->getBackendName() + ": " + result.reason;
   if (transport_) {
     const std::string way = transport_->way();
-    const bool reads = way == "pull" || way == "slots";
-    how = reads           ? " read the peers' memory directly"
-          : way == "push" ? " write the peers' memory directly"
-                          : " go by " + way;
+    how = way == "pull"    ? " read the peers' memory directly"
+          : way == "push"  ? " write the peers' memory directly"
+          : way == "slots" ? " go through shared memory or read the peers' memory directly"
+                           : " go by " + way;
     if (!result.no_peer_copies.empty()) {
       how += ", because copies between the ranks are refused: " + result.no_peer_copies;
     }

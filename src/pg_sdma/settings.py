@@ -229,7 +229,8 @@ class Settings:
     strict: bool = _variable(
         "PG_SDMA_STRICT",
         _BIT,
-        "`1` raises where an operation of `PG_SDMA_OPS` would go to the inner backend.",
+        "`1` raises where an operation of `PG_SDMA_OPS` would go to the inner backend, unless "
+        "that is what every rank has asked for by `PG_SDMA=off`.",
         default="0",
         agreed=True,
     )
