@@ -13,11 +13,10 @@ void DirectTransport::carry(const Call& call) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
-    // First: peers count on this rank, and push, whatever goes wrong here.
+    write_program(call);
     if (watchdog_ && watched_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
-    write_program(call);
     const auto began = Clock::now();
     queue_->run(program_, *waiting);
     if (courier_) hand_over(call, *waiting);
@@ -55,7 +54,7 @@ bool DirectTransport::through_slots(const Call& call) const {
 }
 
 bool DirectTransport::pushes(const Call& call) const {
-  return engine_->pushes() && !call.reduces() && !call.listed;
+  return pushes() && !call.reduces() && !call.listed;
 }
 
 void DirectTransport::write_program(const Call& call) {

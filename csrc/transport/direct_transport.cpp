@@ -60,48 +60,6 @@ std::string told(int rank, const CallRecord& record) {
 
 }  // namespace
 
-std::vector<uint64_t> Call::shards() const {
-  if (!whole.empty()) return whole;
-  std::vector<uint64_t> bytes;
-  for (const Piece& piece : pieces) bytes.push_back(piece.bytes);
-  for (const Share& share : shares) bytes.push_back(share.bytes);
-  return bytes;
-}
-
-uint64_t Call::shard_bytes() const {
-  uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes;
-  return bytes;
-}
-
-uint64_t Call::total_bytes() const {
-  uint64_t bytes = 0;
-  for (const Piece& piece : pieces) bytes += piece.bytes * piece.outputs.size();
-  for (const Share& share : shares) bytes += share.bytes * share.slices.size();
-  return bytes;
-}
-
-std::vector<Region> Call::regions() const {
-  std::vector<Region> regions;
-  for (const Piece& piece : pieces) regions.push_back({piece.input, piece.bytes});
-  for (const Share& share : shares) {
-    if (listed) {
-      for (const void* slice : share.slices) regions.push_back({slice, share.bytes});
-    } else {
-      regions.push_back({share.slices[0], share.bytes * share.slices.size()});
-    }
-  }
-  return regions;
-}
-
-std::vector<Region> Call::targets() const {
-  std::vector<Region> targets;
-  for (const Piece& piece : pieces) {
-    targets.push_back({piece.outputs[0], piece.bytes * piece.outputs.size()});
-  }
-  return targets;
-}
-
 // The page as Agreement sees it: copies records where they are needed and rings who may sleep.
 class DirectTransport::PageView {
  public:
@@ -250,7 +208,7 @@ void DirectTransport::guarded(const std::function<void()>& body) {
 std::string DirectTransport::way() const {
   if (courier_) return courier_->name();
   if (slots_.any()) return "slots";
-  return engine_->pushes() ? "push" : "pull";
+  return pushes() ? "push" : "pull";
 }
 
 void DirectTransport::abort(const std::string& why) { page_.set_fault(options_.rank, why); }

@@ -58,6 +58,8 @@ class DirectTransport final : public Transport {
   // From now on all-gathers go by `courier`: on every rank, or on none.
   void use(std::unique_ptr<Courier> courier) { courier_ = std::move(courier); }
   bool has_courier() const { return courier_ != nullptr; }
+  // Whether all-gathers push, but for those of lists.
+  bool pushes() const { return engine_->pushes() && !courier_; }
   // What carries all-gathers, in a word.
   std::string way() const;
 

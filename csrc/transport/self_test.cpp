@@ -41,7 +41,7 @@ class Test {
       sizes.insert(sizes.end(), {bytes - 1, bytes, bytes + 1});
     }
     // Where shards are pushed, those of lists and what reduce-scatters sum are pulled.
-    const bool both_ways = transport_.way() == "push";
+    const bool both_ways = transport_.pushes();
     for (const size_t bytes : sizes) {
       for (const bool listed : both_ways ? std::vector{false, true} : std::vector{false}) {
         Gather gather(*this, bytes, nullptr, listed);
