@@ -69,6 +69,7 @@ Settings read_settings(const py::dict& dict) {
   }
   settings.patience_ms = optional_of<double>(dict, "patience_ms");
   settings.slots = optional_of<std::string>(dict, "transport").value_or("auto") != "peer";
+  settings.defer = optional_of<std::string>(dict, "late").value_or("direct") != "inner";
   if (const auto devices = optional_of<std::vector<std::string>>(dict, "peer_copies_on")) {
     settings.peer_copies_on = device_types(*devices);
   }

@@ -41,6 +41,7 @@ struct Settings {
   std::map<c10::DeviceType, TunedBounds> tuned;
   std::optional<double> patience_ms;  // none: the engine's default
   bool slots = true;
+  bool defer = true;  // all-gathers for which ranks are late
   std::vector<c10::DeviceType> peer_copies_on{c10::kCPU, c10::kCUDA};  // the lanes that may copy
   std::vector<c10::DeviceType> mori_on;  // the lanes that mori may serve
   std::string no_mori;                   // why mori serves none, where it was asked for

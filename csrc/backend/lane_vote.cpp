@@ -55,6 +55,7 @@ Rendezvous::Options Lane::vote_options() {
   options.settings = settings.agreed + tuned_bounds(settings, device_).text;
   options.ring = settings.ring;
   options.slots = settings.slots;
+  options.defer = settings.defer;
   // One rank alone has nobody to ask, and copies.
   options.peer_copies = group_->size == 1 || among(settings.peer_copies_on, device_);
   options.no_offer = settings.no_mori;

@@ -8,18 +8,27 @@
 //   direct  every rank can reach all the others' tensors: it has acknowledged k, or, where nothing
 //           has to be opened, it has published a record that says so
 //   inner   a rank cannot share its memory, or the patience of a rank ended first (late)
+//   deferred  the same, but the ranks go direct in order of arrival (arrival.h)
 //   error   a record is invalid or two contradict each other: every rank raises
 //
 // Slots are used again, k after k - R. A direct or error verdict and its records stay until every
 // rank has consumed them. An inner slot may be lapped: its ranks need nothing from each other, so a
-// rank that finds a newer number in its slot knows that it is late and takes the inner.
+// rank that finds a newer number in its slot knows that it is late and takes the inner; or what was
+// deferred, whose ranks find each other elsewhere.
 #pragma once
 
 #include <cstdint>
 
 namespace pg_sdma {
 
-enum class Outcome : uint8_t { kNone = 0, kDirect = 1, kInner = 2, kLate = 3, kError = 4 };
+enum class Outcome : uint8_t {
+  kNone = 0,
+  kDirect = 1,
+  kInner = 2,
+  kLate = 3,
+  kError = 4,
+  kDeferred = 5
+};
 
 // (number, outcome, rank that caused it) in one word, ordered by number.
 struct Verdict {
@@ -92,6 +101,7 @@ class Agreement {
     own_ = own;
     have_records_ = false;
     verdict_ = Verdict{};
+    lapped_ = false;
     trouble_ = Outcome::kNone;
     note(rank_, own);
     cursor_ = 0;
@@ -155,13 +165,15 @@ class Agreement {
   // the operation, and an error must not be lost to a rank that comes late for it.
   bool may_give_up() const { return Rules::patience_ends && state_ != State::kAwaitConsumed; }
 
-  // Ends this rank's patience, where it may.
-  void give_up() {
+  // Ends this rank's patience, where it may. `defer`: whether there is room to defer the operation.
+  void give_up(bool defer = false) {
     // A contradiction seen among the records that are there outweighs the missing ones.
     if (trouble_ == Outcome::kError && Rules::error_outweighs_lateness) {
       propose(Outcome::kError, trouble_rank_);
     } else {
-      propose(Outcome::kLate, cursor_);
+      // Its own memory is what ranks that come later reach.
+      const bool reachable = own_.state == CallState::kShareable;
+      propose(defer && reachable ? Outcome::kDeferred : Outcome::kLate, cursor_);
     }
   }
 
@@ -173,6 +185,8 @@ class Agreement {
   int waiting_for() const { return cursor_; }
   bool done() const { return state_ == State::kDone; }
   const Verdict& verdict() const { return verdict_; }
+  // Whether the verdict is that of a rank so late that it found another operation in its slot.
+  bool lapped() const { return lapped_; }
   uint64_t number() const { return number_; }
 
  private:
@@ -221,6 +235,7 @@ class Agreement {
         return Rules::keep_error_slot_until_consumed;
       case Outcome::kInner:
       case Outcome::kLate:
+      case Outcome::kDeferred:
         return !Rules::lap_inner_slots;
       default:
         return false;
@@ -300,7 +315,8 @@ class Agreement {
 
   Progress take(const Verdict& seen) {
     verdict_ = seen;
-    if (seen.number != number_ && Rules::newer_number_means_late) {
+    lapped_ = seen.number != number_;
+    if (lapped_ && Rules::newer_number_means_late) {
       verdict_ = {number_, Outcome::kLate, rank_};
     }
     // Where nothing is opened a peer may decide before this rank has read the records that it is
@@ -329,6 +345,7 @@ class Agreement {
   int trouble_rank_ = 0;
   Verdict proposal_{};
   Verdict verdict_{};
+  bool lapped_ = false;
 };
 
 }  // namespace pg_sdma

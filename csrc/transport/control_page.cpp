@@ -23,9 +23,12 @@
 namespace pg_sdma {
 namespace {
 
-constexpr uint64_t kMagic = 0x70675f73646d6132;  // "pg_sdma2"
+constexpr uint64_t kMagic = 0x70675f73646d6133;  // "pg_sdma3"
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
+
+// `bytes`, up to the end of a cache line.
+constexpr size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
 // Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps
 // the slot, finds out by the number, and throws the torn copy away.
@@ -62,6 +65,7 @@ struct RankLines {
   std::atomic<uint32_t> sleepers{0};
   std::atomic<uint32_t> departed{0};
   std::atomic<int32_t> core{0};  // 1 + its number; 0: not known
+  Counter caught_up{0};
   alignas(kLine) Counter ready{0};
   alignas(kLine) Counter done{0};
   alignas(kLine) Counter filled{0};
@@ -76,6 +80,18 @@ size_t bytes_in_use(const CallRecord& record) {
   return kRecordHead + (shareable ? record.tensors * sizeof(Place) : sizeof record.why);
 }
 
+void read_record(const Slot<CallRecord>& shown, CallRecord& into) {
+  shown.read(into, 0, kRecordHead);
+  // What a peer has written is taken for no more than it can be.
+  into.tensors = std::min<uint32_t>(into.tensors, kMaxTensors);
+  shown.read(into, kRecordHead, bytes_in_use(into));
+  std::atomic_thread_fence(std::memory_order_acquire);
+  into.operation[sizeof into.operation - 1] = 0;
+  into.dtype[sizeof into.dtype - 1] = 0;
+  into.reduction[sizeof into.reduction - 1] = 0;
+  if (into.summary.state != CallState::kShareable) into.why[sizeof into.why - 1] = 0;
+}
+
 struct FaultText {
   char text[1016];
 };
@@ -86,6 +102,12 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
 
 size_t slot_bytes(const SlotShape& slots, int world) {
   return static_cast<size_t>(world) * slots.count * slots.bytes;
+}
+
+// Counter arrived[late], Slot<CallRecord>[world][late], each from a new cache line.
+size_t late_records_at(uint64_t late) { return lines(late * sizeof(Counter)); }
+size_t late_bytes(uint64_t late, int world) {
+  return late_records_at(late) + static_cast<size_t>(world) * late * sizeof(Slot<CallRecord>);
 }
 
 uint64_t random_nonce() {
@@ -104,19 +126,20 @@ struct ControlPage::Layout {
   uint64_t world;
   uint64_t ring;
   SlotShape slots;
+  uint64_t late;
   Counter fault_claim;  // 1 + reporter of the fault whose text is being written
   Slot<FaultText> fault;
   // Followed by: RankLines[world], Counter verdict[ring], Slot<CallRecord>[world][ring],
-  // Slot<Ticket>[world][kTickets], each from a new cache line, and slots.count slots a rank.
+  // Slot<Ticket>[world][kTickets], each from a new cache line, slots.count slots a rank, and what
+  // late operations need (late_bytes).
 
   struct Offsets {
     size_t lines, verdicts, records, tickets, end;
     Offsets(size_t world, size_t ring) {
-      const auto align = [](size_t n) { return (n + kLine - 1) / kLine * kLine; };
-      lines = align(sizeof(Layout));
-      verdicts = align(lines + world * sizeof(RankLines));
-      records = align(verdicts + ring * sizeof(Counter));
-      tickets = align(records + world * ring * sizeof(Slot<CallRecord>));
+      lines = pg_sdma::lines(sizeof(Layout));
+      verdicts = pg_sdma::lines(lines + world * sizeof(RankLines));
+      records = pg_sdma::lines(verdicts + ring * sizeof(Counter));
+      tickets = pg_sdma::lines(records + world * ring * sizeof(Slot<CallRecord>));
       end = tickets + world * kTickets * sizeof(Slot<Ticket>);
       end = (end + kPage - 1) / kPage * kPage;
     }
@@ -165,12 +188,13 @@ ControlPage ControlPage::share() const {
   return other;
 }
 
-ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots) {
+ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots, uint64_t late) {
   inject::at("memfd");
   const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
   // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later.
-  const size_t size = bytes(world, ring) + slot_bytes(slots, world);
+  const size_t size =
+      bytes(world, ring) + lines(slot_bytes(slots, world)) + late_bytes(late, world);
   if (const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(size))) {
     ::close(descriptor);
     throw std::system_error(error, std::generic_category(), "allocating the control page");
@@ -185,6 +209,7 @@ ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots
   layout.world = static_cast<uint64_t>(world);
   layout.ring = ring;
   layout.slots = page.slots_ = slots;
+  layout.late = page.late_ = late;
   return page;
 }
 
@@ -205,7 +230,8 @@ ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int wor
     throw std::runtime_error(path + " is not the control page: wrong nonce");
   }
   page.slots_ = layout.slots;
-  if (page.size_ != least + slot_bytes(page.slots_, world)) {
+  page.late_ = layout.late;
+  if (page.size_ != least + lines(slot_bytes(page.slots_, world)) + late_bytes(page.late_, world)) {
     throw std::runtime_error(path + " is not the control page: wrong slots");
   }
   page.close_descriptor();
@@ -218,7 +244,8 @@ ControlPage::ControlPage(ControlPage&& other) noexcept
       descriptor_(std::exchange(other.descriptor_, -1)),
       world_(other.world_),
       ring_(other.ring_),
-      slots_(other.slots_) {}
+      slots_(other.slots_),
+      late_(other.late_) {}
 
 ControlPage::~ControlPage() { close_descriptor(); }
 
@@ -252,16 +279,7 @@ void ControlPage::show_record(int rank, uint64_t slot, uint64_t number) {
 }
 
 void ControlPage::copy_record(int rank, uint64_t slot, CallRecord& into) const {
-  const auto& shown = layout().record(rank, slot);
-  shown.read(into, 0, kRecordHead);
-  // What a peer has written is taken for no more than it can be.
-  into.tensors = std::min<uint32_t>(into.tensors, kMaxTensors);
-  shown.read(into, kRecordHead, bytes_in_use(into));
-  std::atomic_thread_fence(std::memory_order_acquire);
-  into.operation[sizeof into.operation - 1] = 0;
-  into.dtype[sizeof into.dtype - 1] = 0;
-  into.reduction[sizeof into.reduction - 1] = 0;
-  if (into.summary.state != CallState::kShareable) into.why[sizeof into.why - 1] = 0;
+  read_record(layout().record(rank, slot), into);
 }
 
 uint64_t ControlPage::acknowledged(int rank) const { return layout().of(rank).acknowledged; }
@@ -270,6 +288,25 @@ void ControlPage::acknowledge(int rank, uint64_t number) {
 }
 uint64_t ControlPage::consumed(int rank) const { return layout().of(rank).consumed; }
 void ControlPage::consume(int rank, uint64_t number) { layout().of(rank).consumed = number; }
+
+size_t ControlPage::late_at() const {
+  return bytes(world_, ring_) + lines(slot_bytes(slots_, world_));
+}
+uint64_t ControlPage::arrived(uint64_t slot) const { return layout().at<Counter>(late_at())[slot]; }
+bool ControlPage::swap_arrived(uint64_t slot, uint64_t expected, uint64_t desired) {
+  return layout().at<Counter>(late_at())[slot].compare_exchange_strong(expected, desired);
+}
+void ControlPage::write_arrival(int rank, uint64_t slot, const CallRecord& record) {
+  auto* records = layout().at<Slot<CallRecord>>(late_at() + late_records_at(late_));
+  records[rank * late_ + slot].write(record, bytes_in_use(record));
+}
+void ControlPage::copy_arrival(int rank, uint64_t slot, CallRecord& into) const {
+  auto* records = layout().at<Slot<CallRecord>>(late_at() + late_records_at(late_));
+  read_record(records[rank * late_ + slot], into);
+}
+uint64_t ControlPage::caught_up(int rank) const { return layout().of(rank).caught_up; }
+void ControlPage::catch_up(int rank, uint64_t number) { layout().of(rank).caught_up = number; }
+
 void ControlPage::depart(int rank) {
   layout().of(rank).departed = 1;
   ring_bell(rank);
@@ -324,12 +361,14 @@ int ControlPage::writer(const Counter& counter) const {
                           static_cast<ptrdiff_t>(sizeof(RankLines)));
 }
 
-void ControlPage::post_ticket(int rank, const Ticket& ticket) {
+bool ControlPage::post_ticket(int rank, const Ticket& ticket, bool may_replace) {
   auto* slot = layout().find_ticket(rank, ticket.export_id, 0);
+  if (slot == nullptr && !may_replace) return false;
   if (slot == nullptr) slot = &layout().ticket(rank, ticket.export_id);
   slot->number = 0;
   slot->write(ticket);
   slot->number = ticket.export_id;
+  return true;
 }
 
 void ControlPage::withdraw_ticket(int rank, uint64_t export_id) {

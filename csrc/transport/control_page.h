@@ -1,6 +1,6 @@
 // The control page: host shared memory of one group. Records, counters and verdicts live here;
 // every rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
-// Behind it may lie slots, which carry bytes of CPU tensors.
+// Behind it may lie slots, which carry bytes of CPU tensors, and the records of late operations.
 #pragma once
 
 #include <array>
@@ -48,10 +48,12 @@ class ControlPage {
  public:
   static constexpr int kTickets = 128;  // exports of one rank that its peers can look up at a time
 
-  static size_t bytes(int world, uint64_t ring);  // without slots
+  static size_t bytes(int world, uint64_t ring);  // without what may lie behind it
 
-  // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor().
-  static ControlPage create(int world, uint64_t ring, const SlotShape& slots = {});
+  // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor(). `late`:
+  // operations whose ranks may come one after the other (transport/arrival.h) at a time.
+  static ControlPage create(int world, uint64_t ring, const SlotShape& slots = {},
+                            uint64_t late = 0);
   // Maps the page that process `pid` holds open as `descriptor`. Throws std::runtime_error with the
   // reason when it cannot, or when it is not the page whose nonce is `nonce`.
   static ControlPage attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring);
@@ -81,6 +83,15 @@ class ControlPage {
   void acknowledge(int rank, uint64_t number);
   uint64_t consumed(int rank) const;
   void consume(int rank, uint64_t number);
+
+  // -- the same of Arrival
+  uint64_t late() const { return late_; }
+  uint64_t arrived(uint64_t slot) const;
+  bool swap_arrived(uint64_t slot, uint64_t expected, uint64_t desired);
+  void write_arrival(int rank, uint64_t slot, const CallRecord& record);
+  void copy_arrival(int rank, uint64_t slot, CallRecord& into) const;
+  uint64_t caught_up(int rank) const;
+  void catch_up(int rank, uint64_t number);
 
   // -- a rank that has left the group, and so will never act again
   void depart(int rank);
@@ -113,8 +124,9 @@ class ControlPage {
   int writer(const Counter& counter) const;
 
   // -- tickets of one rank's exports, found by export id
-  // Of an export that has none. It replaces another only where all kTickets are posted.
-  void post_ticket(int rank, const Ticket& ticket);
+  // Of an export that has none. It replaces another only where all kTickets are posted: false where
+  // it may not.
+  bool post_ticket(int rank, const Ticket& ticket, bool may_replace = true);
   void withdraw_ticket(int rank, uint64_t export_id);
   // False when the owner has withdrawn or replaced the ticket.
   bool find_ticket(int rank, uint64_t export_id, Ticket& into) const;
@@ -136,6 +148,7 @@ class ControlPage {
   struct Layout;
   ControlPage(int descriptor, size_t size, int world, uint64_t ring);
   ControlPage(const ControlPage&) = default;
+  size_t late_at() const;  // the offset of what late operations need
   Layout& layout() const { return *static_cast<Layout*>(base_.get()); }
 
   std::shared_ptr<void> base_;
@@ -143,7 +156,9 @@ class ControlPage {
   int descriptor_ = -1;
   int world_ = 0;
   uint64_t ring_ = 0;
-  SlotShape slots_;  // as the page says: what a peer writes there later changes nothing here
+  // As the page says: what a peer writes there later changes nothing here.
+  SlotShape slots_;
+  uint64_t late_ = 0;
 };
 
 }  // namespace pg_sdma

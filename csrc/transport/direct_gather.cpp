@@ -13,13 +13,18 @@ void DirectTransport::carry(const Call& call) {
   carrying_ = true;
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
-    write_program(call);
+    if (earlier_) {
+      write_late_program(call);
+    } else {
+      write_program(call);
+    }
     if (watchdog_ && watched_) {
       watchdog_->watch(number_, call.operation, call.total_bytes(), started_ + call.timeout);
     }
     const auto began = Clock::now();
     queue_->run(program_, *waiting);
     if (courier_) hand_over(call, *waiting);
+    if (earlier_) tell_and_wait(*waiting);
     if (may_choose(call)) {
       preference_.note(call.shard_bytes(), !through_slots(call), Clock::now() - began);
     }
@@ -87,16 +92,19 @@ void DirectTransport::write_program(const Call& call) {
         copy_from(peer, call, all, track);
       }
     }
-    program_.push_back(Step::write(page_.done(rank), number_));
   } else {
     for (const Wave& wave : cut(call, engine_->wave_bytes())) {
       copy_own(call, wave, 0);
       for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave, 0);
     }
-    program_.push_back(Step::write(page_.done(rank), number_));
   }
-  for (int i = 1; i < world; ++i) {
-    program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
+  add_end();
+}
+
+void DirectTransport::add_end() {
+  program_.push_back(Step::write(page_.done(options_.rank), number_));
+  for (int i = 1; i < options_.world; ++i) {
+    program_.push_back(Step::wait(page_.done((options_.rank + i) % options_.world), number_));
   }
 }
 

@@ -132,6 +132,7 @@ Decision DirectTransport::agree(const Call& call) {
   inject::at("agree");
   check_fault();
   carrying_ = false;
+  earlier_.reset();
   page_.tell_core(options_.rank, this_core());
   own_ = describe(call);
   Agreement<PageView> agreement(options_.rank, options_.world, options_.ring,
@@ -143,11 +144,14 @@ Decision DirectTransport::agree(const Call& call) {
   started_ = Clock::now();
   const Deadline timeout = started_ + call.timeout;
   Patience patience(*queue_, started_, most_patience());
+  const bool may_defer = defers(call);
   // When this rank stops waiting, or looks whether to.
   const auto until = [&](Deadline now) {
     if (options_.patience.count() == 0 || !agreement.may_give_up()) return timeout;
     const bool impatient = options_.only_while_free && agreement.waits_for_record();
-    return std::min(timeout, impatient ? patience.until(now) : patience.end());
+    if (!impatient) return std::min(timeout, patience.end());
+    // Nothing is lost to a deferred call: all ranks pushing at once is but a little faster.
+    return std::min(timeout, may_defer ? patience.moment() : patience.until(now));
   };
   std::string why_not;
   std::string error;
@@ -165,7 +169,7 @@ Decision DirectTransport::agree(const Call& call) {
       } else if (deadline == timeout) {
         fail(who_is_missing(call, agreement.waiting_for(), "has not made this call"));
       } else {
-        agreement.give_up();
+        agreement.give_up(has_room_to_defer(call));
       }
     }
     // The records that explain an error may be reused once this rank has consumed it.
@@ -176,6 +180,8 @@ Decision DirectTransport::agree(const Call& call) {
 
   const Verdict& verdict = agreement.verdict();
   last_was_late_ = verdict.outcome == Outcome::kLate;
+  const bool maybe = verdict.outcome == Outcome::kDeferred || agreement.lapped();
+  if (may_defer && maybe && arrive(call, agreement.lapped())) return {true, "", ""};
   if (verdict.outcome != Outcome::kDirect) sharing_.settle(number_, /*direct=*/false);
   if (verdict.outcome == Outcome::kDirect) return {true, "", ""};
   if (verdict.outcome == Outcome::kError) throw BadCall(error);
@@ -260,21 +266,24 @@ bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   try {
     const std::vector<Region> regions = reached(call);
     for (int peer = 0; peer < options_.world; ++peer) {
-      if (peer == options_.rank) continue;
-      for (size_t t = 0; t < regions.size(); ++t) {
-        const Place& place = records_[peer].places[t];
-        const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
-        if (bytes == 0) continue;
-        const Mapping found = sharing_.open(peer, place.export_id, number_);
-        if (bytes > found.bytes || place.offset > found.bytes - bytes) {
-          throw CannotShare("a tensor outside of its export");
-        }
-      }
+      if (peer != options_.rank) open_exports_of(peer, regions);
     }
     return true;
   } catch (const CannotShare& error) {
     why_not = error.what();
     return false;
+  }
+}
+
+void DirectTransport::open_exports_of(int peer, const std::vector<Region>& regions) {
+  for (size_t t = 0; t < regions.size(); ++t) {
+    const Place& place = records_[peer].places[t];
+    const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
+    if (bytes == 0) continue;
+    const Mapping found = sharing_.open(peer, place.export_id, number_);
+    if (bytes > found.bytes || place.offset > found.bytes - bytes) {
+      throw CannotShare("a tensor outside of its export");
+    }
   }
 }
 
@@ -333,6 +342,16 @@ std::string DirectTransport::explain_error() const {
   }
   text << "No rank has started; make the same call with the same sizes, dtype and reduction on "
           "every rank.";
+  return text.str();
+}
+
+std::string DirectTransport::explain_late_error(int culprit) const {
+  std::ostringstream text;
+  text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
+       << ": the ranks' calls do not fit together. " << told(options_.rank, own_) << ". ";
+  if (culprit != options_.rank) text << told(culprit, records_[culprit]) << ". ";
+  text << "This rank was late and others had started, so the group is broken; make the same call "
+          "with the same sizes, dtype and reduction on every rank.";
   return text.str();
 }
 

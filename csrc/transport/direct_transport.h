@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -69,6 +70,8 @@ class DirectTransport final : public Transport {
     return read_progress(page_, *peers_, options_.world);
   }
   uint64_t number() const { return number_; }  // the last that was taken
+  // Whether the last operation is direct although ranks were late for it.
+  bool deferred() const { return earlier_.has_value(); }
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
   // Throws GroupFault when a peer that the last operation needs is gone, or the group is broken.
@@ -90,6 +93,7 @@ class DirectTransport final : public Transport {
 
  private:
   class PageView;
+  class ArrivalView;
   class HostWaiter;
   using Deadline = Clock::time_point;
 
@@ -103,12 +107,21 @@ class DirectTransport final : public Transport {
   bool pushes(const Call& call) const;
   // What peers read or write of this rank's memory.
   std::vector<Region> reached(const Call& call) const;
+  // Whether an all-gather for which ranks are late is carried in order of arrival, with no host
+  // waiting, instead of by the inner: all ranks find the same.
+  bool defers(const Call& call) const;
+  bool has_room_to_defer(const Call& call);
+  bool arrive(const Call& call, bool lapped);  // whether it is carried so; sets earlier_
+  void write_late_program(const Call& call);
+  void tell_and_wait(Waiter& waiting);
   void write_program(const Call& call);               // of an all-gather, into program_
   void hand_over(const Call& call, Waiter& waiting);  // to the courier
   // Add to program_.
   void copy_own(const Call& call, const Wave& wave, uint32_t track);
   void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
   void copy_to(int peer, const Call& call, const Wave& wave, uint32_t track);
+  void copy_shard_of(int peer, const Call& call, const Wave& wave, uint32_t track);
+  void add_end();  // this rank is done, and waits until all are
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
   struct Landing {
@@ -126,6 +139,8 @@ class DirectTransport final : public Transport {
 
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);
+  // Throws CannotShare.
+  void open_exports_of(int peer, const std::vector<Region>& regions);
   std::chrono::microseconds most_patience() const;
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
@@ -135,6 +150,8 @@ class DirectTransport final : public Transport {
   [[noreturn]] void fail(const std::string& text);
   [[noreturn]] void fail_carrying(const std::string& why);
   std::string explain_error() const;
+  // Why the own call breaks the group, whose other ranks count on it; `culprit` as in Arrival.
+  std::string explain_late_error(int culprit) const;
   // The one of `rank` and those that it may be waiting for itself that is furthest behind.
   int furthest_behind(int rank) const;
   std::string who_is_missing(const Call& call, int rank, const char* what) const;
@@ -157,6 +174,8 @@ class DirectTransport final : public Transport {
   bool watched_ = true;
   bool carrying_ = false;  // operation number_ is direct, and under way
   bool last_was_late_ = false;
+  // Of operation number_, where it is carried in order of arrival: the ranks before this one.
+  std::optional<std::vector<int>> earlier_;
   CallRecord own_;
   std::vector<CallRecord> records_;  // of the operation being agreed on, one a rank
   Program program_;

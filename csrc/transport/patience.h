@@ -22,6 +22,7 @@ class Patience {
   Patience(Queue& queue, Clock::time_point started, std::chrono::microseconds most);
 
   Clock::time_point end() const { return end_; }
+  Clock::time_point moment() const { return moment_; }
   // Until when to wait before asking again; not after `now` once patience has ended.
   Clock::time_point until(Clock::time_point now);
 

@@ -12,6 +12,7 @@
 
 #include "engine/host.h"
 #include "engine/inject.h"
+#include "transport/arrival.h"
 #include "transport/cores.h"
 
 namespace pg_sdma {
@@ -166,6 +167,13 @@ SlotShape slots_for(const Rendezvous::Options& options, const Engine& engine) {
   return Slots::shape(options.world, ControlPage::bytes(options.world, options.ring));
 }
 
+// Operations at a time for which ranks may come one after the other. Not where streams share
+// hardware queues: a wait for a late rank would hold up what that rank needs of another group.
+uint64_t late_for(const Rendezvous::Options& options, const Engine& engine) {
+  const bool can = options.defer && engine.pushes() && !engine.shares_hardware_queues();
+  return can && options.world <= Arrived::kMostRanks ? options.ring : 0;
+}
+
 }  // namespace
 
 Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
@@ -318,7 +326,8 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     }
     if (options_.rank == 0) {
       page.emplace(ControlPage::create(options_.world, options_.ring,
-                                       offer ? SlotShape{} : slots_for(options_, *engine)));
+                                       offer ? SlotShape{} : slots_for(options_, *engine),
+                                       offer ? 0 : late_for(options_, *engine)));
       answer["page"] = std::to_string(page->descriptor());
       answer["nonce"] = std::to_string(page->nonce());
     }

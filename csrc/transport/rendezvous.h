@@ -46,6 +46,7 @@ class Rendezvous {
     std::function<std::shared_ptr<CourierOffer>()> offer;
     std::string no_offer;  // why there is none, where there are no peer copies either
     bool slots = true;     // where there is a core a rank
+    bool defer = false;    // late all-gathers, where the engine can: transport/arrival.h
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;

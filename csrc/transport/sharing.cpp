@@ -49,11 +49,20 @@ Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
   // peers are patient.
   if (withdrawn_for_ != number) withdraw_tickets();
   withdrawn_for_ = number;
-  page_.post_ticket(rank_, engine_->ticket(place.export_id));
+  if (!page_.post_ticket(rank_, engine_->ticket(place.export_id), all_caught_up())) {
+    throw CannotShare("more exports than late ranks can be told of at a time");
+  }
   std::lock_guard<std::mutex> lock(mutex_);
   posted_.insert(place.export_id);
   start_thread();
   return place;
+}
+
+bool Sharing::all_caught_up() const {
+  for (size_t rank = 0; rank < identities_.size(); ++rank) {
+    if (page_.caught_up(static_cast<int>(rank)) < kept_for_) return false;
+  }
+  return true;
 }
 
 Mapping Sharing::open(int peer, uint64_t export_id, uint64_t number) {

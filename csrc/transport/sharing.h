@@ -44,6 +44,11 @@ class Sharing {
   // Operation `number` is enqueued (direct), or has gone elsewhere.
   void settle(uint64_t number, bool direct);
 
+  // Peers that are late look for the tickets of operation `number` and of those before it, until
+  // they have caught up with it. A new export that would take a ticket's place cannot be shared
+  // meanwhile.
+  void keep_tickets(uint64_t number) { kept_for_ = number; }
+
   // Closes nothing from here on, not even at the end.
   void keep_open();
 
@@ -54,6 +59,7 @@ class Sharing {
     uint64_t last_use = 0;  // the last operation that opened it
   };
 
+  bool all_caught_up() const;
   void withdraw_tickets();
   void close_imports();
   void start_thread();
@@ -66,6 +72,7 @@ class Sharing {
   const pid_t process_;
 
   uint64_t withdrawn_for_ = 0;  // the last operation that looked for dead exports
+  uint64_t kept_for_ = 0;
   std::mutex mutex_;
   std::set<uint64_t> posted_;  // own exports with a ticket on the page
   std::map<Key, Import> imports_;

@@ -221,10 +221,22 @@ class Settings:
     patience_ms: float | None = _variable(
         "PG_SDMA_PATIENCE_MS",
         Kind("milliseconds, above 0", _milliseconds),
-        "How long a rank's host waits in a call for its peers to enter the same call, before the "
-        "call goes to the inner backend on all ranks.",
-        means="for GPU tensors 5 while the caller's stream holds work that has yet to run, 0.05 "
-        "where it holds none; the group's timeout for CPU tensors",
+        "How long a rank's host waits in a call for its peers to enter the same call, before they "
+        "count as late: see `PG_SDMA_LATE`; what that does not concern goes to the inner backend "
+        "on all ranks.",
+        means="0.05 where `PG_SDMA_LATE` is `direct` and concerns the call; for other calls of GPU "
+        "tensors 5 while the caller's stream holds work that has yet to run, 0.05 where it holds "
+        "none; the group's timeout for CPU tensors",
+    )
+    late: str = _variable(
+        "PG_SDMA_LATE",
+        _choice("direct", "inner"),
+        "What becomes of an all-gather into one tensor a call or several, of NVIDIA GPUs' tensors, "
+        "whose peers are late: `direct` has every rank enqueue its part when it comes, and the "
+        "device wait for the others, as the inner's kernels do; the last 16 such calls that a rank "
+        "has not come to yet may wait so, the next goes to the inner.",
+        default="direct",
+        agreed=True,
     )
     strict: bool = _variable(
         "PG_SDMA_STRICT",

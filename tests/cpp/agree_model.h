@@ -173,6 +173,9 @@ struct Group {
         case Outcome::kInner:
           if (!all_shown || contradiction) return "an error hidden behind memory not shared";
           return unshareable || refused ? nullptr : "inner for no reason";
+        case Outcome::kDeferred:
+          if (self().kind == Kind::kUnshareable) return "deferred by a rank that nobody can reach";
+          [[fallthrough]];
         case Outcome::kLate:
           for (const Copy& copy : self().copies) {
             if (copy.state == Copy::kIntact && contradict(copy.kind, self().kind)) {
@@ -233,7 +236,8 @@ struct Group {
     if (progress == Progress::kBlocked) {
       effect.blocked = true;
       effect.moved = move.give_up && rank.machine.may_give_up();
-      if (effect.moved) rank.machine.give_up();
+      // Whether there is room to defer is for explore_arrival.cpp: here one rank always finds some.
+      if (effect.moved) rank.machine.give_up(move.rank == 0);
       view.note(effect.moved ? "gives up" : "is blocked");
       if (!effect.moved) effect.violation = waits_wrongly(state, bounds, move.rank);
     } else if (progress == Progress::kOpen) {
@@ -321,7 +325,8 @@ struct Group {
   static const char* finish(State& state, const Bounds& bounds, int index) {
     Rank& rank = state.ranks[index];
     Outcome outcome = rank.machine.verdict().outcome;
-    if (outcome == Outcome::kLate) outcome = Outcome::kInner;
+    // A lapped rank takes what was deferred for late: the arrivals then tell it.
+    if (outcome == Outcome::kLate || outcome == Outcome::kDeferred) outcome = Outcome::kInner;
     Outcome& went = state.went[rank.operation];
     if (went != Outcome::kNone && went != outcome) return "ranks part ways";
     if (outcome == Outcome::kDirect && !copies_intact(rank)) {

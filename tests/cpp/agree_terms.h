@@ -47,7 +47,7 @@ inline bool contradict(Kind one, Kind other) {
 }
 
 inline std::string text(const Verdict& verdict) {
-  static const char* const names[] = {"none", "direct", "inner", "late", "error"};
+  static const char* const names[] = {"none", "direct", "inner", "late", "error", "deferred"};
   return std::to_string(verdict.number) + " " + names[static_cast<int>(verdict.outcome)];
 }
 

@@ -181,16 +181,17 @@ inline void enter(int device) {
 }
 
 // The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
-// then shared as `queues` says (standin_share_queues).
+// then shared as `queues` says (standin_share_queues). `defer`: Rendezvous::Options.
 inline std::unique_ptr<pg_sdma::DirectTransport> join(
     const std::string& driver, const std::string& folder, int rank, int world,
-    std::optional<std::chrono::microseconds> patience, int queues = 0) {
+    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false) {
   pg_sdma::Rendezvous::Options options;
   options.group = "group";
   options.lane = "cuda";
   options.rank = rank;
   options.world = world;
   options.patience = patience;
+  options.defer = defer;
   pg_sdma::Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
   rendezvous.join();
   const auto engine = [&] {

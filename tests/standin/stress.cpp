@@ -2,12 +2,13 @@
 // output checked: first a table of sizes, forms and kinds of memory, then random ones, with buffers
 // freed and allocated again in between.
 //
-//   stress [hip:]<driver> <folder> <ranks> <batches> <queues> <patience in us> <seed>
+//   stress [hip:]<driver> <folder> <ranks> <batches> <queues> <patience in us> <seed> [late]
 //
 // <folder> is empty and the group's own. <batches>: of random gathers. <queues>: hardware queues
 // that a rank's streams share, 0 for one each. With HIP's names there are no chunks, which it does
 // not share.
-// With patience some operations go to the inner, which this test leaves out.
+// With patience some operations go to the inner, which this test leaves out. With `late` a rank's
+// host is late now and then, and operations go direct all the same.
 #include <algorithm>
 #include <cstring>
 #include <deque>
@@ -51,10 +52,11 @@ struct Operation {
 // What the ranks must draw alike, and what each draws for itself.
 class Rank {
  public:
-  Rank(int rank, int world, unsigned seed, bool chunks, DirectTransport& transport)
+  Rank(int rank, int world, unsigned seed, bool chunks, bool late, DirectTransport& transport)
       : rank_(rank),
         world_(world),
         chunks_(chunks),
+        late_(late),
         common_(seed),
         own_(seed * 97 + rank),
         transport_(transport) {}
@@ -91,6 +93,7 @@ class Rank {
 
   int direct() const { return direct_; }
   int inner() const { return inner_; }
+  int deferred() const { return deferred_; }
 
  private:
   size_t draw(std::minstd_rand& random, size_t below) { return random() % below; }
@@ -149,12 +152,17 @@ class Rank {
       prepare(temporaries, tensors[p], p, operation);
       call.pieces.push_back(piece(tensors[p], p));
     }
+    // Some for longer than others, so that they meet others late, and come in another order.
+    if (late_ && draw(own_, 6) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(draw(own_, 3000)));
+    }
     const Decision decision = transport_.agree(call);
     if (!decision.direct) {
       ++inner_;
       return;
     }
     ++direct_;
+    deferred_ += transport_.deferred();
     if (draw(own_, 2) == 0) {
       transport_.queue().follow_caller();
     } else {
@@ -219,6 +227,7 @@ class Rank {
   int rank_;
   int world_;
   bool chunks_;
+  bool late_;
   std::minstd_rand common_;
   std::minstd_rand own_;
   const Stream stream_ = caller;
@@ -226,6 +235,7 @@ class Rank {
   uint64_t operation_ = 0;
   int direct_ = 0;
   int inner_ = 0;
+  int deferred_ = 0;
   std::unique_ptr<Buffer> inputs_[kTensors];
   std::unique_ptr<Buffer> outputs_[kTensors];
 };
@@ -233,7 +243,8 @@ class Rank {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc == 8);
+  REQUIRE(argc == 8 || argc == 9);
+  const bool late = argc == 9;
   const std::string driver_path = argv[1];
   const std::string folder = argv[2];
   const int world = std::atoi(argv[3]);
@@ -242,15 +253,16 @@ int main(int argc, char** argv) {
   const auto seed = static_cast<unsigned>(std::atoi(argv[7]));
 
   return run_ranks(world, [&](int rank) {
-    const std::chrono::microseconds patience(std::atoi(argv[6]));
-    auto transport = join(driver_path, folder, rank, world, patience, queues);
+    std::optional<std::chrono::microseconds> patience(std::atoi(argv[6]));
+    if (late) patience.reset();  // what is late is the default's
+    auto transport = join(driver_path, folder, rank, world, patience, queues, late);
     {
-      Rank self(rank, world, seed, !by_hip(driver_path), *transport);
+      Rank self(rank, world, seed, !by_hip(driver_path), late, *transport);
       self.table();
       for (int i = 0; i < batches; ++i) self.batch();
-      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batched\n", rank,
-                  self.direct(), self.inner(), standin_mapped(),
-                  standin_calls("cuMemcpyBatchAsync"));
+      std::printf("rank %d: %d direct, %d inner, %zu bytes mapped, %ld batched, %d deferred\n",
+                  rank, self.direct(), self.inner(), standin_mapped(),
+                  standin_calls("cuMemcpyBatchAsync"), self.deferred());
       std::fflush(stdout);
     }
     // The buffers are freed, and nothing is gathered any more: peers let go of them all the same.

@@ -195,6 +195,45 @@ def test_random_gathers_of_late_ranks(tmp_path: Path) -> None:
     assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
 
 
+@pytest.mark.parametrize("queues", [0, 1, 2])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_path: Path) -> None:
+    output = stress(tmp_path, ranks=ranks, queues=queues, seed=ranks + queues, late=True)
+    assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
+    assert min(int(n) for n in re.findall(r"(\d+) deferred", output)) > 100, output
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("queues", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_path: Path) -> None:
+    """In all, beside the table. Lists go to the inner where they are late."""
+    output = stress(tmp_path, ranks=ranks, queues=queues, seed=50 + ranks, late=True, batches=420)
+    assert min(int(n) for n in re.findall(r"(\d+) deferred", output)) > 1000, output
+
+
+@pytest.mark.parametrize("case", ["run-ahead", "unreachable"])
+def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
+    done = run([OUT / "late", LIBRARY, tmp_path, case])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("case", "theirs"),
+    [
+        ("mismatch", "Rank 1: gather of 1 uint8 tensor, 1000 bytes of output. Rank 0: gather"),
+        ("invalid", "Bad arguments on rank 1: made badly on purpose. "),
+    ],
+)
+def test_a_late_call_that_does_not_fit_ends_the_group(
+    case: str, theirs: str, tmp_path: Path
+) -> None:
+    done = run([OUT / "late", LIBRARY, tmp_path, case])
+    assert done.returncode == 1
+    for says in ("rank 1 raised: rank 1: operation 1 of group group: ", "pg_sdma: rank 1: "):
+        assert re.search(f"^{says}.*{re.escape(theirs)}", done.stderr, re.MULTILINE), done.stderr
+
+
 def test_random_gathers_with_random_delays(tmp_path: Path) -> None:
     stress(tmp_path, ranks=3, queues=0, seed=6, STANDIN_DELAY_US="300")
 
@@ -273,10 +312,11 @@ def stress(
     seed: int,
     batches: int = 10,
     patience_us: int = 60_000_000,
+    late: bool = False,
     **env: str,
 ) -> str:
     numbers = [str(n) for n in (ranks, batches, queues, patience_us, seed)]
-    done = run([OUT / "stress", driver, folder, *numbers], **env)
+    done = run([OUT / "stress", driver, folder, *numbers, *["late"] * late], **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -1,0 +1,111 @@
+// The all-gather of DirectTransport for which a rank was late: carried in order of arrival, so that
+// no host waits for another (arrival.h).
+//
+// Who comes first enqueues a wait for the others, and has nothing to copy. Who comes later pushes
+// its shard to each rank before it, as always, and pulls that rank's shard, which lies in its place
+// in that rank's output: so what a rank exports is still the output alone.
+#include <utility>
+
+#include "transport/arrival.h"
+#include "transport/direct_transport.h"
+
+namespace pg_sdma {
+
+// The page as Arrival sees it: rings who may sleep.
+class DirectTransport::ArrivalView {
+ public:
+  explicit ArrivalView(DirectTransport& self) : self_(self), page_(self.page_) {}
+
+  uint64_t arrived(uint64_t slot) { return page_.arrived(slot); }
+  bool swap_arrived(uint64_t slot, uint64_t expected, uint64_t desired) {
+    const bool first = page_.swap_arrived(slot, expected, desired);
+    if (first) page_.ring_bell(self_.options_.rank);
+    return first;
+  }
+  void write_arrival(int rank, uint64_t slot) { page_.write_arrival(rank, slot, self_.own_); }
+  CallSummary copy_arrival(int rank, uint64_t slot) {
+    page_.copy_arrival(rank, slot, self_.records_[rank]);
+    return self_.records_[rank].summary;
+  }
+  uint64_t caught_up(int rank) { return page_.caught_up(rank); }
+  void catch_up(int rank, uint64_t number) { page_.catch_up(rank, number); }
+
+ private:
+  DirectTransport& self_;
+  ControlPage& page_;
+};
+
+bool DirectTransport::defers(const Call& call) const {
+  return page_.late() > 0 && watched_ && pushes(call);
+}
+
+bool DirectTransport::has_room_to_defer(const Call& call) {
+  if (!defers(call)) return false;
+  ArrivalView view(*this);
+  return Arrival<ArrivalView>(options_.rank, options_.world, page_.late()).has_room(view, number_);
+}
+
+bool DirectTransport::arrive(const Call& call, bool lapped) {
+  Arrival<ArrivalView> arrival(options_.rank, options_.world, page_.late());
+  using Progress = Arrival<ArrivalView>::Progress;
+  using Turn = Arrival<ArrivalView>::Turn;
+  arrival.start(number_, own_.summary, lapped);
+  ArrivalView view(*this);
+  const Deadline timeout = started_ + call.timeout;
+  while (!arrival.done()) {
+    const uint32_t heard = page_.bell(arrival.waiting_for());
+    if (arrival.step(view) != Progress::kBlocked) continue;
+    if (Clock::now() >= timeout) {
+      fail(who_is_missing(call, arrival.waiting_for(), "has not made this call"));
+    }
+    await(arrival.waiting_for(), heard, timeout);
+  }
+  if (arrival.turn() == Turn::kInner) return false;
+  if (arrival.turn() == Turn::kBroken) fail(explain_late_error(arrival.culprit()));
+  sharing_.keep_tickets(number_);
+  earlier_.emplace();
+  for (int i = 1; i < options_.world; ++i) {
+    const int peer = (options_.rank + i) % options_.world;
+    if (arrival.has_earlier(peer)) earlier_->push_back(peer);
+  }
+  return true;
+}
+
+// The own shard first, because peers read it where it comes to lie.
+void DirectTransport::write_late_program(const Call& call) {
+  const std::vector<Region> regions = reached(call);
+  const Wave all = std::move(cut(call, SIZE_MAX).front());
+  program_.clear();
+  copy_own(call, all, 0);
+  program_.push_back(Step::write(page_.ready(options_.rank), number_));
+  for (const int peer : *earlier_) {
+    open_exports_of(peer, regions);
+    program_.push_back(Step::wait(page_.ready(peer), number_).on(Step::kBeside));
+    copy_shard_of(peer, call, all, Step::kBeside);
+  }
+  uint32_t track = 0;
+  for (const int peer : *earlier_) {
+    program_.push_back(Step::wait(page_.ready(peer), number_).on(++track));
+    copy_to(peer, call, all, track);
+  }
+}
+
+// A program of its own: the pulls run beside the pushes, and `done` speaks of both.
+void DirectTransport::tell_and_wait(Waiter& waiting) {
+  program_.clear();
+  add_end();
+  queue_->run(program_, waiting);
+}
+
+void DirectTransport::copy_shard_of(int peer, const Call& call, const Wave& parts, uint32_t track) {
+  for (const Part& part : parts) {
+    const Piece& piece = call.pieces[part.tensor];
+    const Place& place = records_[peer].places[part.tensor];
+    const Mapping from = sharing_.open(peer, place.export_id, number_);
+    const uintptr_t at = from.base + place.offset + peer * piece.bytes + part.offset;
+    auto* to = static_cast<char*>(piece.outputs[peer]) + part.offset;
+    program_.push_back(Step::copy(to, from.space, at, part.bytes).on(track));
+  }
+}
+
+}  // namespace pg_sdma

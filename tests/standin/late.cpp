@@ -1,0 +1,136 @@
+// All-gathers for which a rank is late, on the stand-in, one case a run.
+//
+//   late <driver> <folder> <case>
+//
+//   run-ahead    rank 0 makes more calls than are deferred before rank 1 makes its first: its host
+//                waits for none of them, and the last go to the inner
+//   unreachable  three ranks, of which the second to come cannot share its output
+//   mismatch     rank 1 comes late, with another size
+//   invalid      rank 1 comes late, with bad arguments
+// The last two end the group: rank 1 raises, and the watchdog ends rank 0.
+#include <cstring>
+#include <deque>
+#include <thread>
+
+#include "group.h"
+
+using namespace pg_sdma;
+using namespace standin_test;
+
+namespace {
+
+constexpr std::chrono::milliseconds kTimeout{60000};
+constexpr std::chrono::milliseconds kLate{400};
+constexpr size_t kShard = 1000;
+constexpr int kRing = 16;
+
+unsigned char content(int rank, int number, size_t at) {
+  return static_cast<unsigned char>(1 + 31 * rank + 7 * number + at);
+}
+
+// One gather's output, poisoned, with the own shard in place or apart from it.
+class Gather {
+ public:
+  Gather(int rank, int world, int number, bool in_place)
+      : number_(number), output_(world * kShard), input_(kShard) {
+    std::memset(output_.data(), 0xA5, output_.bytes());
+    auto* own = in_place ? output_.data() + rank * kShard : input_.data();
+    for (size_t i = 0; i < kShard; ++i) own[i] = content(rank, number, i);
+    call.operation = "gather";
+    call.dtype = "uint8";
+    call.timeout = kTimeout;
+    call.pieces.push_back({own, kShard, {}});
+    for (int r = 0; r < world; ++r) {
+      call.pieces[0].outputs.push_back(output_.data() + r * kShard);
+    }
+  }
+
+  void check() const {
+    for (size_t at = 0; at < output_.bytes(); ++at) {
+      REQUIRE(output_.data()[at] == content(static_cast<int>(at / kShard), number_, at % kShard));
+    }
+  }
+
+  Call call;
+
+ private:
+  const int number_;
+  Buffer output_;
+  Buffer input_;
+};
+
+bool carry(DirectTransport& transport, const Call& call) {
+  if (!transport.agree(call).direct) return false;
+  transport.queue().follow_caller();
+  transport.carry(call);
+  transport.queue().caller_follows();
+  return true;
+}
+
+void run_ahead(int rank, DirectTransport& transport) {
+  std::deque<Gather> gathers;
+  for (int i = 0; i < kRing + 4; ++i) gathers.emplace_back(rank, 2, i, i % 2 == rank);
+  if (rank == 1) std::this_thread::sleep_for(kLate);
+  const auto began = Clock::now();
+  for (int i = 0; i < kRing + 4; ++i) {
+    REQUIRE(carry(transport, gathers[i].call) == (i < kRing));
+    REQUIRE(transport.deferred() == (i < kRing));
+  }
+  if (rank == 0) REQUIRE(Clock::now() - began < kLate);
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  for (int i = 0; i < kRing; ++i) gathers[i].check();
+  // Once all have caught up there is room again.
+  Gather another(rank, 2, kRing + 4, true);
+  if (rank == 1) std::this_thread::sleep_for(kLate);
+  REQUIRE(carry(transport, another.call));
+  REQUIRE(transport.deferred());
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  another.check();
+}
+
+void unreachable(int rank, DirectTransport& transport) {
+  std::this_thread::sleep_for(rank * kLate);
+  Gather gather(rank, 3, 0, false);
+  if (rank == 1) gather.call.unable = "made so on purpose";
+  REQUIRE(carry(transport, gather.call));
+  REQUIRE(transport.deferred());
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  gather.check();
+}
+
+void misfit(int rank, DirectTransport& transport, bool invalid) {
+  Gather gather(rank, 2, 0, true);
+  if (rank == 0) {
+    REQUIRE(carry(transport, gather.call));
+    REQUIRE(cuStreamSynchronize(caller) == 0);  // until the watchdog ends this process
+    return;
+  }
+  std::this_thread::sleep_for(kLate);
+  if (invalid) {
+    gather.call.invalid = "rank 1: made badly on purpose";
+  } else {
+    gather.call.pieces[0].bytes /= 2;
+  }
+  try {
+    transport.agree(gather.call);
+  } catch (const GroupFault& fault) {
+    std::fprintf(stderr, "rank 1 raised: %s\n", fault.what());
+    std::_Exit(0);
+  }
+  REQUIRE(!"a call that does not fit was taken");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  REQUIRE(argc == 4);
+  const std::string which = argv[3];
+  const int world = which == "unreachable" ? 3 : 2;
+  return run_ranks(world, [&](int rank) {
+    auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true);
+    if (which == "run-ahead") run_ahead(rank, *transport);
+    if (which == "unreachable") unreachable(rank, *transport);
+    if (which == "mismatch" || which == "invalid") misfit(rank, *transport, which == "invalid");
+    transport.reset();
+  });
+}
