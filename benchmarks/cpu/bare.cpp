@@ -18,13 +18,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
 namespace {
 
 constexpr size_t kArena = size_t{256} << 20;
 constexpr size_t kWave = size_t{256} << 10;
-constexpr size_t kSlots = size_t{512} << 10;  // of one process
+constexpr size_t kSlots = size_t{1} << 20;  // of one process, at most
 constexpr int kCalls = 40;
 
 struct Shared {
@@ -72,18 +73,23 @@ class Gatherer {
     }
   }
 
-  void slots(const Call& call, size_t slot, bool in_place) {
-    const uint64_t count = kSlots / slot;
+  // `total`: bytes of this process's slots. `prefetch`: copies past the caches fetch what is filled
+  // next.
+  void slots(const Call& call, size_t slot, size_t total, bool prefetch, bool in_place) {
+    const uint64_t count = total / slot;
+    const auto ahead = [&](size_t put) {
+      return prefetch && put < call.bytes ? call.input + put : nullptr;
+    };
     for (size_t put = 0, taken = 0; taken < call.bytes;) {
       if (put < call.bytes && put <= taken + slot && filled_ - peer_.emptied < count) {
         char* to = own_slots_ + filled_ % count * slot;
         std::memcpy(to, call.input + put, slot);
         own_.filled = ++filled_;
-        if (!in_place) copy_past_caches(call.own_output + put, to, slot);
+        if (!in_place) copy_past_caches(call.own_output + put, to, slot, ahead(put + slot));
         put += slot;
       } else if (peer_.filled > emptied_) {
         const char* from = peers_slots_ + emptied_ % count * slot;
-        copy_past_caches(call.peers_output + taken, from, slot);
+        copy_past_caches(call.peers_output + taken, from, slot, ahead(put));
         own_.emptied = ++emptied_;
         taken += slot;
       } else {
@@ -102,8 +108,11 @@ class Gatherer {
     }
   }
 
-  static void copy_past_caches(char* to, const char* from, size_t bytes) {
+  // Fetches as many bytes of `ahead`, where there is one.
+  static void copy_past_caches(char* to, const char* from, size_t bytes,
+                               const char* ahead = nullptr) {
     for (size_t i = 0; i < bytes; i += sizeof(__m128i)) {
+      if (ahead != nullptr && i % 64 == 0) _mm_prefetch(ahead + i, _MM_HINT_T0);
       _mm_stream_si128(reinterpret_cast<__m128i*>(to + i),
                        _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i)));
     }
@@ -139,16 +148,29 @@ void measure(Shared& shared, int rank) {
   const char* peers = shared.sides[1 - rank].input;
 
   using Way = std::function<void(const Call&)>;
-  std::vector<std::pair<const char*, Way>> ways{
+  std::vector<std::pair<std::string, Way>> ways{
       {"pull, then copy own", [&](const Call& call) { gatherer.pull_then_copy(call); }},
       {"waves of 256 KiB", [&](const Call& call) { gatherer.waves(call); }},
-      {"slots of 128 KiB", [&](const Call& call) { gatherer.slots(call, 128 << 10, false); }},
-      {"in place: pull", [&](const Call& call) { gatherer.pull_in_place(call); }},
-      {"in place: slots of 128 KiB",
-       [&](const Call& call) { gatherer.slots(call, 128 << 10, true); }},
   };
+  const auto add_slots = [&](const char* name, size_t slot, size_t total, bool prefetch,
+                             bool in_place) {
+    ways.emplace_back((in_place ? "in place: " : "") + std::string(name),
+                      [&gatherer, slot, total, prefetch, in_place](const Call& call) {
+                        gatherer.slots(call, slot, total, prefetch, in_place);
+                      });
+  };
+  for (const bool in_place : {false, true}) {
+    if (in_place) {
+      ways.emplace_back("in place: pull", [&](const Call& call) { gatherer.pull_in_place(call); });
+    }
+    add_slots("slots of 128 KiB, 4", 128 << 10, 512 << 10, false, in_place);
+    add_slots("slots of 64 KiB, 8", 64 << 10, 512 << 10, false, in_place);
+    add_slots("slots of 64 KiB, 8, prefetch", 64 << 10, 512 << 10, true, in_place);
+    add_slots("slots of 64 KiB, 16", 64 << 10, 1 << 20, false, in_place);
+    add_slots("slots of 64 KiB, 16, prefetch", 64 << 10, 1 << 20, true, in_place);
+  }
   if (rank == 0)
-    std::printf("%8s  %-28s %8s %8s %8s\n", "shard", "", "median", "fastest", "slowest");
+    std::printf("%8s  %-38s %8s %8s %8s\n", "shard", "", "median", "fastest", "slowest");
   for (const size_t bytes : {size_t{512} << 10, size_t{2} << 20, size_t{8} << 20}) {
     for (const auto& [name, way] : ways) {
       std::vector<double> microseconds;
@@ -166,13 +188,13 @@ void measure(Shared& shared, int rank) {
                 .count());
         const char peers_byte = static_cast<char>(2 - rank);
         if (call.peers_output[0] != peers_byte || call.peers_output[bytes - 1] != peers_byte) {
-          std::fprintf(stderr, "%s: wrong bytes\n", name);
+          std::fprintf(stderr, "%s: wrong bytes\n", name.c_str());
           std::exit(1);
         }
       }
       std::sort(microseconds.begin(), microseconds.end());
       if (rank == 0) {
-        std::printf("%7zuK  %-28s %8.0f %8.0f %8.0f us\n", bytes >> 10, name,
+        std::printf("%7zuK  %-38s %8.0f %8.0f %8.0f us\n", bytes >> 10, name.c_str(),
                     microseconds[kCalls / 2], microseconds[kCalls / 10],
                     microseconds[kCalls - kCalls / 10 - 1]);
       }

@@ -4,15 +4,13 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
 #include <string>
+
+#include "engine/past_caches.h"
 
 namespace pg_sdma {
 namespace {
@@ -43,37 +41,24 @@ void read_from(pid_t process, void* destination, uintptr_t source, size_t bytes)
 // just read them into the cache that the ranks share (docs/performance.md has the sizes tried).
 constexpr size_t kWave = size_t{256} << 10;
 
-// An output too large for a core's own cache is stored past the caches, which saves reading it
-// first. A smaller one is found in the cache by whoever uses it next.
-constexpr size_t kPastCaches = size_t{1} << 20;
+// An output that would fill half of a core's own cache is stored past the caches, which saves
+// reading it first. A smaller one is found in the cache by whoever uses it next: reading 512 KiB
+// from memory instead costs it half of what a gather saves (docs/performance.md).
+constexpr size_t kPastCaches = size_t{512} << 10;
 
-void copy_past_caches(void* destination, const void* source, size_t bytes) {
-#if defined(__SSE2__)
-  auto* to = static_cast<char*>(destination);
-  const auto* from = static_cast<const char*>(source);
-  const size_t head = std::min(bytes, -reinterpret_cast<uintptr_t>(to) % sizeof(__m128i));
-  std::memcpy(to, from, head);
-  size_t done = head;
-  for (; done + sizeof(__m128i) <= bytes; done += sizeof(__m128i)) {
-    const __m128i word = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + done));
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to + done), word);
-  }
-  _mm_sfence();
-  std::memcpy(to + done, from + done, bytes - done);
-#else
-  std::memcpy(destination, source, bytes);
-#endif
+const void* source_of(const Step& copy) { return reinterpret_cast<const void*>(copy.source); }
+
+ReadNext read_by(const Step& copy) { return {source_of(copy), copy.bytes}; }
+
+// Copies [first, last), all within this process, for whoever reads it soon.
+void copy_own(const Step* first, const Step* last) {
+  for (; first != last; ++first) std::memcpy(first->destination, source_of(*first), first->bytes);
 }
 
-// Copies [first, last), all within this process.
-void copy_own(const Step* first, const Step* last, bool past_caches) {
+// The same past the caches.
+void copy_own(const Step* first, const Step* last, ReadNext next) {
   for (; first != last; ++first) {
-    const auto* source = reinterpret_cast<const void*>(first->source);
-    if (past_caches) {
-      copy_past_caches(first->destination, source, first->bytes);
-    } else {
-      std::memcpy(first->destination, source, first->bytes);
-    }
+    copy_past_caches(first->destination, source_of(*first), first->bytes, next);
   }
 }
 
@@ -117,6 +102,8 @@ class HostQueue final : public Queue {
   void run(const Program& program, Waiter& waiter) override {
     size_t bytes = 0;
     for (const Step& step : program) bytes += shared(step.destination) ? 0 : step.bytes;
+    const Step* const end = program.data() + program.size();
+    const Step* to_page = program.data();
     for (size_t i = 0; i < program.size();) {
       const Step& step = program[i];
       size_t next = i + 1;
@@ -134,12 +121,19 @@ class HostQueue final : public Queue {
                  shared(program[next].destination) == shared(step.destination)) {
             ++next;
           }
-          if (step.space == 0) {
-            // What goes to the page is read by a peer next.
-            copy_own(&step, program.data() + next,
-                     bytes >= kPastCaches && !shared(step.destination));
-          } else {
+          if (step.space != 0) {
             copy_peers(&step, program.data() + next);
+          } else if (bytes < kPastCaches || shared(step.destination)) {
+            // What goes to the page is read by a peer next.
+            copy_own(&step, program.data() + next);
+          } else {
+            const Step* const after = program.data() + next;
+            if (to_page < after) {
+              to_page = std::find_if(after, end, [this](const Step& later) {
+                return later.kind == Step::Kind::kCopy && shared(later.destination);
+              });
+            }
+            copy_own(&step, after, to_page == end ? ReadNext() : read_by(*to_page));
           }
           break;
         default:

@@ -106,7 +106,8 @@ DirectTransport::DirectTransport(Options options, std::shared_ptr<Engine> engine
       engine_(std::move(engine)),
       page_(std::move(page)),
       peers_(std::move(peers)),
-      slots_(page_, options_.rank, options_.world, page_.slots().count / 2),
+      slots_(page_, options_.rank, options_.world,
+             std::min(Slots::kMostLead, page_.slots().count / 2)),
       sharing_(options_.rank, engine_, page_, std::move(identities)),
       queue_(engine_->queue(page_.data(), page_.size())),
       records_(options_.world) {

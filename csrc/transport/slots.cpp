@@ -5,14 +5,15 @@
 namespace pg_sdma {
 namespace {
 
-// Of shared memory that a group may have, with its control page. Less of it is slower: a slot that
-// is filled anew soon after it was read still lies in the reader's cache (docs/performance.md).
-constexpr size_t kMostShared = size_t{1} << 20;
+// Of shared memory that a group may have, with its control page. Between two fills of a slot a rank
+// reads or writes about all of it: twice what a core's own cache holds, so that the slot has left
+// the readers' caches, from where taking it back would be slower (docs/performance.md).
+constexpr size_t kMostShared = size_t{2} << 20;
 
 // A wave costs each rank a handshake with every peer.
 constexpr size_t kLeastSlot = size_t{16} << 10;
 
-constexpr size_t kCount = 8;
+constexpr size_t kCount = 16;
 
 constexpr size_t kAlignment = 64;  // a cache line
 

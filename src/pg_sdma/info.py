@@ -171,7 +171,7 @@ def _why_no_slots(settings: Settings, ranks: int) -> str:
     cores = len(os.sched_getaffinity(0))
     if ranks > cores:
         return f"{ranks} ranks share {cores} cores, and each would need its own"
-    return f"of 1 MiB, {ranks} ranks would have too little each"
+    return f"of 2 MiB, {ranks} ranks would have too little each"
 
 
 def _machine(settings: Settings, why_no_extension: str) -> Report:

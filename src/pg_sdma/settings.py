@@ -152,7 +152,7 @@ class Settings:
         "PG_SDMA_TRANSPORT",
         _choice("auto", "peer", "mori"),
         "What carries the direct route: `peer` copies between the ranks' tensors where they "
-        "lie. `auto` takes the best there is: for all-gathers of CPU tensors at most 1 MiB of "
+        "lie. `auto` takes the best there is: for all-gathers of CPU tensors at most 2 MiB of "
         "shared memory a group, where every rank has a core and the ranks are few, and peer copies "
         "for all others. On AMD GPUs, where the vote or its self-test refuses those, it then asks "
         "for AMD's mori; `mori` asks for that alone, of GPU tensors: see [mori.md](mori.md).",

@@ -14,7 +14,7 @@ from pg_sdma import fast_path_share, stats
 from pg_sdma.stats import RouteCounts
 
 # Bytes of a shard: less than a word, odd, more than a slot of shared memory, more than its slots.
-SHARDS = (1, 4099, 70_001, 600_000)
+SHARDS = (1, 4099, 70_001, 1_100_000)
 
 
 def shard(seed: int, rank: int, size: int) -> Tensor:

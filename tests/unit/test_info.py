@@ -65,7 +65,7 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
 @pytest.mark.parametrize(
     ("environ", "test", "cores", "auto", "why"),
     [
-        ({}, outcome("cpu", 2, transport="slots"), 2, "slots of 60928 bytes", []),
+        ({}, outcome("cpu", 2, transport="slots"), 2, "slots of 63232 bytes", []),
         ({}, outcome("cpu", 6, transport="slots"), 8, "slots of ", []),
         (
             {},
@@ -79,7 +79,7 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
             outcome("cpu", 64),
             64,
             "each rank pulls",
-            ["no slots of shared memory: of 1 MiB, 64 ranks would have too little each"],
+            ["no slots of shared memory: of 2 MiB, 64 ranks would have too little each"],
         ),
         (
             {"PG_SDMA_TRANSPORT": "peer"},
