@@ -59,6 +59,9 @@ def environment(device: str, ranks: int, until_the_end: contextlib.ExitStack) ->
             raise SystemExit(f"ranks that share a GPU need MPS: {mps.CONTROL} is not on PATH")
         chosen.update(until_the_end.enter_context(mps.daemon()))
         chosen.update(PG_SDMA_ALLOW_SAME_DEVICE="1", PG_SDMA_INNER="cuda=gloo")
+    # gloo's threads make host copies of device tensors, and glibc's arenas keep hundreds of MB of
+    # holes that are no leak. So large blocks are mapped one by one, and given back when freed.
+    chosen.update(MALLOC_MMAP_THRESHOLD_="65536", MALLOC_ARENA_MAX="2")
     return chosen
 
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "backend/coalesced_gather.h"
 #include "backend/joint_work.h"
 
 namespace pg_sdma {
@@ -133,12 +134,12 @@ WorkPtr DelegatingBackend::_allgather_base(at::Tensor& output, at::Tensor& input
 
 WorkPtr DelegatingBackend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
                                                const c10d::AllgatherOptions& opts) {
-  return issue(__func__, &Backend::allgather_coalesced, outputs, inputs, opts);
+  return issue(__func__, &gather_into_lists, outputs, inputs, opts);
 }
 
 WorkPtr DelegatingBackend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                            const c10d::AllgatherOptions& opts) {
-  return issue(__func__, &Backend::allgather_into_tensor_coalesced, outputs, inputs, opts);
+  return issue(__func__, &gather_into_tensors, outputs, inputs, opts);
 }
 
 WorkPtr DelegatingBackend::gather(TensorLists& outputs, Tensors& inputs,

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "backend/arguments.h"
+#include "backend/coalesced_gather.h"
 
 namespace pg_sdma {
 namespace {
@@ -103,7 +104,7 @@ std::string Gather::check() const {
 WorkPtr Gather::on_inner(c10d::Backend& inner) {
   if (form_ == Form::kIntoTensor) return inner._allgather_base(outputs_[0], inputs_[0], options_);
   if (form_ == Form::kIntoTensorCoalesced) {
-    return inner.allgather_into_tensor_coalesced(outputs_, inputs_, options_);
+    return gather_into_tensors(inner, outputs_, inputs_, options_);
   }
   TensorLists lists{outputs_};
   return inner.allgather(lists, inputs_, options_);
@@ -153,7 +154,7 @@ std::vector<WorkPtr> Gather::part_on_inner(c10d::Backend& inner, size_t first, s
     }
     Tensors outputs = byte_views(outputs_, first, last);
     if (outputs.size() == 1) return {inner._allgather_base(outputs[0], inputs[0], options_)};
-    return {inner.allgather_into_tensor_coalesced(outputs, inputs, options_)};
+    return {gather_into_tensors(inner, outputs, inputs, options_)};
   }
   // Every view keeps the call's tensors: the inner may outlast who waits for it.
   const auto bytes = [self = shared_from_this()](const void* data, size_t size) {

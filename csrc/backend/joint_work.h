@@ -9,7 +9,7 @@
 
 namespace pg_sdma {
 
-class JointWork final : public c10d::Work {
+class JointWork : public c10d::Work {
  public:
   // `works`: none null.
   explicit JointWork(std::vector<c10::intrusive_ptr<c10d::Work>> works)
@@ -34,8 +34,8 @@ class JointWork final : public c10d::Work {
     for (auto& work : works_) work->synchronize();
   }
 
- private:
-  std::vector<c10::intrusive_ptr<c10d::Work>> works_;
+ protected:
+  const std::vector<c10::intrusive_ptr<c10d::Work>> works_;
 };
 
 }  // namespace pg_sdma

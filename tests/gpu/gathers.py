@@ -11,7 +11,6 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +18,7 @@ import torch
 import torch.distributed as dist
 from groups import calls_by_route
 from noise import Noise
-from random_gathers import FORMS, GUARD_BYTE, MOST_BYTES, Case, Gather, Pool, draw
+from random_gathers import GUARD_BYTE, MOST_BYTES, Case, Gather, Pool, draw
 
 MOST_PENDING_BYTES = 160 << 20
 BESIDE = ("all_reduce", "all_reduce async", "broadcast")
@@ -67,11 +66,10 @@ class Checked(Gather):
 class Runner:
     """Runs cases on this rank, over the default group's ranks and, of more than two, over pairs.
 
-    `late` makes this host sleep now and then, longer than its peers' default patience. Cases of
-    other forms than `forms` are left out.
+    `late` makes this host sleep now and then, longer than its peers' default patience.
     """
 
-    def __init__(self, seed: int, forms: Sequence[str], late: bool) -> None:
+    def __init__(self, seed: int, late: bool) -> None:
         world, self.rank = dist.get_world_size(), dist.get_rank()
         members = [range(world)]
         if world > 2:
@@ -79,7 +77,6 @@ class Runner:
         self.members = [list(ranks) for ranks in members]
         self.groups = [dist.new_group(ranks, backend="cuda:sdma") for ranks in self.members]
         self.seed = seed
-        self.forms = forms
         self.late = late
         self.dice = random.Random(f"{seed} {self.rank}")
         self.noise = Noise(self.dice)
@@ -99,7 +96,7 @@ class Runner:
             if number % 250 == 0:
                 print("case", number, flush=True)  # told where the process dies
             case = draw(self.seed, number, sizes, MOST_BYTES)
-            if self.rank in self.members[case.group] and case.form in self.forms:
+            if self.rank in self.members[case.group]:
                 self._run(case)
         self._complete(0)
         torch.cuda.synchronize()
@@ -154,7 +151,5 @@ def issue_on(stream: torch.cuda.Stream, gather: Checked, group: dist.ProcessGrou
         gather.issue(group)
 
 
-def run_cases(
-    seed: int, cases: int, forms: Sequence[str] = FORMS, late: bool = False
-) -> Counter[str]:
-    return Runner(seed, forms, late).run(cases)
+def run_cases(seed: int, cases: int, late: bool = False) -> Counter[str]:
+    return Runner(seed, late).run(cases)

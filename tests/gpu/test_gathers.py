@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from gathers import run_cases
 from groups import PATIENT, GpuRanks, calls_by_route
-from random_gathers import FORMS
 from rows import ROWS, Gathered, Raised
 from test_table import assert_same, run
 
@@ -20,19 +20,31 @@ SEED = 1
 
 # gloo has no sends of CUDA tensors; NCCL's wait for the peer's call, which the rows make too late.
 POINT_TO_POINT = re.compile("send|recv|point_to_point")
-# gloo crashes on coalesced all-gathers of CUDA tensors (pytorch issue 152645). Functional
-# collectives and DTensor make them: ours go direct, and are compared with gloo's on the CPU.
+# gloo by itself crashes on coalesced all-gathers of CUDA tensors (pytorch issue 152645). Functional
+# collectives and DTensor make them, too: ours are compared with gloo's on the CPU.
 COALESCED = re.compile(
     "functional_.*all_gather|functional_autograd-reduce_scatter|dtensor"
-    "|coalescing_manager.*all_gather"
+    "|coalescing_manager.*all_gather|all_gather_coalesced"
 )
-LEFT_TO_INNER = re.compile("all_gather_coalesced")
 # NCCL and gloo refuse different ones of these; ours raises at all of them.
 BAD_ARGUMENTS = re.compile("all_gather_with_a_wrong|all_gather_into_(tensor_of_)?a_transpose")
 # The row returns a CUDA allocator, which cannot be sent to this process.
 NOT_SENT = re.compile("backend_property-mem_allocator")
 # NCCL's shrink_group replaces the default group that the other rows use.
 ENDS_THE_GROUP = re.compile("shrink_group")
+
+ON_GPU = {"PG_SDMA_TEST_DEVICE": "cuda"}
+
+
+def assert_as_the_inner(gpu_ranks: GpuRanks, size: int, name: str, ours: list[Any]) -> None:
+    inner = gpu_ranks.inner(size)
+    if inner == "gloo" and COALESCED.match(name):
+        inners = gpu_ranks(size, "cpu:gloo").run(run, name)
+    else:
+        inners = gpu_ranks(size, f"cuda:{inner}", env=ON_GPU).run(run, name)
+    if isinstance(ours[0], Gathered) and isinstance(inners[0], Raised):
+        inners = [Gathered(own.input, [peer.input for peer in ours]) for own in ours]
+    assert_same(ours, inners)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -41,24 +53,21 @@ def test_row(gpu_ranks: GpuRanks, name: str, size: int) -> None:
     inner = gpu_ranks.inner(size)
     if POINT_TO_POINT.search(name):
         pytest.skip("no sends between these ranks' GPUs without grouping them")
-    if inner == "gloo" and LEFT_TO_INNER.match(name):
-        pytest.skip("goes to gloo, which crashes on it with CUDA tensors")
     if inner == "nccl" and ENDS_THE_GROUP.match(name):
         pytest.skip("replaces the group that the other rows use")
     if NOT_SENT.match(name):
         pytest.skip("its result cannot be sent between processes")
-    on_gpu = {"PG_SDMA_TEST_DEVICE": "cuda"}
-    ours = gpu_ranks(size, "cuda:sdma", env=on_gpu | PATIENT).run(run, name)
+    ours = gpu_ranks(size, "cuda:sdma", env=ON_GPU | PATIENT).run(run, name)
     if BAD_ARGUMENTS.match(name):
         assert all(isinstance(result, Raised) for result in ours)
         return
-    if inner == "gloo" and COALESCED.match(name):
-        inners = gpu_ranks(size, "cpu:gloo").run(run, name)
-    else:
-        inners = gpu_ranks(size, f"cuda:{inner}", env=on_gpu).run(run, name)
-    if isinstance(ours[0], Gathered) and isinstance(inners[0], Raised):
-        inners = [Gathered(own.input, [peer.input for peer in ours]) for own in ours]
-    assert_same(ours, inners)
+    assert_as_the_inner(gpu_ranks, size, name, ours)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if COALESCED.match(name)])
+def test_row_left_to_the_inner(gpu_ranks: GpuRanks, name: str) -> None:
+    ours = gpu_ranks(2, "cuda:sdma", env=ON_GPU | {"PG_SDMA": "off"}).run(run, name)
+    assert_as_the_inner(gpu_ranks, 2, name, ours)
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -77,8 +86,7 @@ def test_random_gathers_with_a_device_id(gpu_ranks: GpuRanks, cases: int) -> Non
 
 
 def test_random_gathers_of_late_ranks(gpu_ranks: GpuRanks, cases: int) -> None:
-    forms = [form for form in FORMS if gpu_ranks.inner(2) == "nccl" or form != "coalesced"]
-    for routes in gpu_ranks(2).run(run_cases, SEED, cases // 10, forms, True, timeout=120):
+    for routes in gpu_ranks(2).run(run_cases, SEED, cases // 10, True, timeout=120):
         assert routes["direct"] > 0
         assert routes["inner: late"] > 0
 

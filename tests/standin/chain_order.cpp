@@ -6,11 +6,11 @@
 //
 // Collective k copies byte k - 1 to byte k; the first byte is 1, and so must be all in the end.
 #include <ATen/ATen.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 
 #include <random>
 
 #include "group.h"
+#include "torch_device.h"
 
 // With the chain, in one translation unit: torch's headers take longer than all else.
 #include "backend/arguments.cpp"
@@ -23,66 +23,11 @@ using namespace standin_test;
 
 namespace {
 
-const c10::Device kDevice(c10::DeviceType::CUDA, 0);
-
 // torch's streams, by their ids: callers' (the default one first), of its pool, the inner's, and
 // one to be captured.
 enum Id : int64_t { kCallers = 3, kPooled = kCallers, kInner, kCaptured, kStreams };
-std::vector<Stream> handles;
-int64_t current = 0;
 
-c10::Stream stream_of(int64_t id) { return c10::Stream(c10::Stream::UNSAFE, kDevice, id); }
-
-class Guard final : public c10::impl::DeviceGuardImplInterface {
- public:
-  c10::DeviceType type() const override { return kDevice.type(); }
-  c10::Device exchangeDevice(c10::Device) const override { return kDevice; }
-  c10::Device getDevice() const override { return kDevice; }
-  void setDevice(c10::Device) const override {}
-  void uncheckedSetDevice(c10::Device) const noexcept override {}
-  c10::DeviceIndex deviceCount() const noexcept override { return 1; }
-  c10::Stream getStream(c10::Device) const override { return stream_of(current); }
-  c10::Stream getDefaultStream(c10::Device) const override { return stream_of(0); }
-  c10::Stream getStreamFromGlobalPool(c10::Device, bool) const override {
-    return stream_of(kPooled);
-  }
-  c10::Stream exchangeStream(c10::Stream stream) const override {
-    const c10::Stream before = stream_of(current);
-    current = stream.id();
-    caller = handle(stream);
-    return before;
-  }
-  void* getStreamNativeHandle(const c10::Stream stream) const override { return handle(stream); }
-  void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
-              const c10::EventFlag) const override {
-    if (*event == nullptr) REQUIRE(driver::cuEventCreate(event, driver::kNoTiming) == 0);
-    REQUIRE(driver::cuEventRecord(*event, handle(stream)) == 0);
-  }
-  void block(void* event, const c10::Stream& stream) const override {
-    REQUIRE(driver::cuStreamWaitEvent(handle(stream), event, 0) == 0);
-  }
-  bool queryEvent(void* event) const override { return driver::cuEventQuery(event) == 0; }
-  void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
-    driver::cuEventDestroy_v2(event);
-  }
-
- private:
-  static Stream handle(const c10::Stream& stream) {
-    return handles.at(static_cast<size_t>(stream.id()));
-  }
-};
-C10_REGISTER_GUARD_IMPL(CUDA, Guard)
-
-void turn_to(int64_t id) {
-  c10::impl::VirtualGuardImpl(kDevice.type()).exchangeStream(stream_of(id));
-}
-
-at::Tensor byte_at(void* data) {
-  return at::for_blob(data, {1})
-      .options(at::dtype(at::kByte).device(kDevice))
-      .target_device(kDevice)
-      .make_tensor();
-}
+at::Tensor byte_at(void* data) { return tensor_at(data, {1}); }
 
 class OneByte final : public Collective {
  public:
@@ -226,10 +171,7 @@ int main(int argc, char** argv) {
   std::minstd_rand random(static_cast<unsigned>(std::atoi(argv[3])));
   const auto engine = engine_by(argv[1], 0);
   enter(0);
-  handles.assign(kStreams, nullptr);
-  for (size_t id = 1; id < kStreams; ++id) {
-    REQUIRE(driver::cuStreamCreateWithPriority(&handles[id], driver::kNonBlocking, 0) == 0);
-  }
+  make_streams(kStreams, kPooled);
   void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(page != MAP_FAILED);
 

@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from cpp_program import SANITIZE, SANITIZE_FLAGS
 
 ROOT = Path(__file__).parents[2]
@@ -24,6 +25,23 @@ def built() -> None:
         pytest.skip("make and g++ are needed")
     flags = [f"CXXFLAGS={' '.join(SANITIZE_FLAGS)}"] if SANITIZE else []
     subprocess.run(["make", "-s", "-j2", "-C", STANDIN, f"OUT={OUT}", *flags], check=True)
+
+
+# Of programs in which torch's CUDA device is the stand-in.
+needs_a_torch_for_cpus = [
+    pytest.mark.skipif(bool(SANITIZE), reason="torch is not built with sanitizers"),
+    pytest.mark.skipif(
+        bool(torch.version.cuda or torch.version.hip),
+        reason="a torch with a device of its own, whose place the stand-in would take",
+    ),
+]
+
+
+def build_with_torch(program: str) -> Path:
+    target = OUT / program
+    torch_folder = f"TORCH={Path(torch.__file__).parent}"
+    subprocess.run(["make", "-s", "-C", STANDIN, f"OUT={OUT}", torch_folder, target], check=True)
+    return target
 
 
 def run(

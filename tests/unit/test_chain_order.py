@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-import torch
-from cpp_program import SANITIZE
-from standin_programs import CUDA, HIP, OUT, STANDIN, built, run
+from standin_programs import CUDA, HIP, build_with_torch, built, needs_a_torch_for_cpus, run
 
 __all__ = ["built"]  # a fixture
 
-pytestmark = [
-    pytest.mark.skipif(bool(SANITIZE), reason="torch is not built with sanitizers"),
-    pytest.mark.skipif(
-        bool(torch.version.cuda or torch.version.hip),
-        reason="a torch with a device of its own, whose place the stand-in would take",
-    ),
-]
+pytestmark = needs_a_torch_for_cpus
 
 
 @pytest.fixture(scope="module")
 def program(built: None) -> Path:
-    target = OUT / "chain_order"
-    torch_folder = f"TORCH={Path(torch.__file__).parent}"
-    subprocess.run(["make", "-s", "-C", STANDIN, f"OUT={OUT}", torch_folder, target], check=True)
-    return target
+    return build_with_torch("chain_order")
 
 
 @pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
