@@ -6,7 +6,8 @@
 
 Each round trains the same model from the same seed over each contestant: the inner (NCCL, gloo),
 sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter and landings of 512
-MiB, for which docs/reduce_scatter.md has the reason, or what PG_SDMA_LANDING_BYTES says. "free"
+MiB, for which docs/reduce_scatter.md has the reason, or what PG_SDMA_LANDING_BYTES says; if asked
+for, sdma-late, which is sdma with PG_SDMA_LATE=inner. "free"
 steps let the host lead the device by two steps; "sync" steps start from an idle device, so that the
 host's time and the ranks' host skew lie on the critical path. Batches lie on the device before the
 clock starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed
@@ -56,6 +57,7 @@ class Contestant:
 CONTESTANTS = {
     "inner": Contestant("inner", {}),
     "sdma": Contestant("sdma", {"PG_SDMA_OPS": "all_gather"}),
+    "sdma-late": Contestant("sdma", {"PG_SDMA_OPS": "all_gather", "PG_SDMA_LATE": "inner"}),
     "sdma+rs": Contestant(
         "sdma",
         {
@@ -264,7 +266,8 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument(
         "--contestants",
         type=lambda text: [_contestant(part) for part in text.split(",")],
-        default=",".join(CONTESTANTS),
+        default="inner,sdma,sdma+rs",
+        metavar=",".join(CONTESTANTS),
         help="the first is what the others are compared with (%(default)s)",
     )
     parser.add_argument(

@@ -85,10 +85,15 @@ def test_random_gathers_with_a_device_id(gpu_ranks: GpuRanks, cases: int) -> Non
         assert routes["direct"] > sum(routes.values()) / 2
 
 
-def test_random_gathers_of_late_ranks(gpu_ranks: GpuRanks, cases: int) -> None:
-    for routes in gpu_ranks(2).run(run_cases, SEED, cases // 10, True, timeout=120):
-        assert routes["direct"] > 0
+@pytest.mark.parametrize(("size", "late"), [(2, "inner"), (2, "direct"), (4, "direct")])
+def test_random_gathers_of_late_ranks(
+    gpu_ranks: GpuRanks, cases: int, size: int, late: str
+) -> None:
+    ranks = gpu_ranks(size, env={"PG_SDMA_LATE": late})
+    for routes in ranks.run(run_cases, SEED, cases // 5, True, timeout=180):
+        # Lists go to the inner either way.
         assert routes["inner: late"] > 0
+        assert routes["direct"] > (sum(routes.values()) / 2 if late == "direct" else 0)
 
 
 @pytest.mark.parametrize("bind", [False, True])
