@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 STEPS = 3
+OPERATORS = "c10d::"
 KINDS = {
     "reduce-scatter": ("reducescatter", "reduce_scatter"),
     "sum of a direct reduce-scatter": ("_sum_slices",),
@@ -36,6 +37,9 @@ class Breakdown:
 
     device_ms: dict[str, float]  # kind -> kernels and copies; they overlap
     handshakes_us: list[float]  # host's time in direct calls before they are enqueued, of all steps
+    calls_us: dict[
+        str, list[float]
+    ]  # operator of c10d -> the host's time in each call, of all steps
 
     def lines(self) -> list[str]:
         """What is printed of it."""
@@ -48,6 +52,13 @@ class Breakdown:
                 f"{statistics.median(waits):.0f} us, longest {max(waits):.0f} us, "
                 f"{sum(waits) / STEPS / 1e3:.2f} ms a step"
             )
+        if self.calls_us:
+            calls = (
+                f"{name} {len(times) / STEPS:.0f} of median {statistics.median(times):.0f} us, "
+                f"{sum(times) / STEPS / 1e3:.2f} ms in all"
+                for name, times in sorted(self.calls_us.items())
+            )
+            lines.append(f"host in calls a step, with the profiler's cost: {'; '.join(calls)}")
         return lines
 
 
@@ -62,7 +73,8 @@ def breakdown(run: Callable[[int], object]) -> Breakdown:
                 device_ms[kind_of(event.name)] += event.time_range.elapsed_us() / STEPS / 1e3
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         run(STEPS)
-    return Breakdown(dict(device_ms), handshakes(profiler.events()))
+    events = profiler.events()
+    return Breakdown(dict(device_ms), handshakes(events), calls(events))
 
 
 def handshakes(events: Iterable[Any]) -> list[float]:
@@ -76,3 +88,12 @@ def handshakes(events: Iterable[Any]) -> list[float]:
         for event in events
         if event.name.startswith("sdma::") and event.cpu_parent is not None
     ]
+
+
+def calls(events: Iterable[Any]) -> dict[str, list[float]]:
+    """Microseconds of the host in each collective's call, by its operator, whoever carries it."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for event in events:
+        if event.name.startswith(OPERATORS):
+            times[event.name.removeprefix(OPERATORS)].append(event.time_range.elapsed_us())
+    return dict(times)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import fsdp2_step
 import pytest
-from fsdp2_profile import Breakdown, handshakes, kind_of
+from fsdp2_profile import Breakdown, calls, handshakes, kind_of
 from fsdp2_step import Result, Shape, environment, notes, since, table
 
 
@@ -94,10 +94,12 @@ def test_each_contestant_but_the_first_is_compared_with_it_in_every_round() -> N
 def test_notes_tell_how_many_calls_were_late() -> None:
     late = {"direct": {"calls": 3, "bytes": 75}, "inner: late": {"calls": 1, "bytes": 25}}
     routes = {"free": {"all_gather": late}, "sync": {}}
-    said = notes(result("sdma", 0, 1, 2, routes=routes, profile=Breakdown({"GEMM": 5.0}, [30.0])))
+    profile = Breakdown({"GEMM": 5.0}, [30.0], {"_allgather_base_": [100.0, 300.0, 200.0]})
+    said = notes(result("sdma", 0, 1, 2, routes=routes, profile=profile))
     assert any("75.0% of bytes direct; calls: 3 direct, 1 inner: late" in line for line in said)
     assert any("GEMM 5.0" in line for line in said)
     assert any("longest 30 us" in line for line in said)
+    assert any("_allgather_base_ 1 of median 200 us, 0.20 ms in all" in line for line in said)
 
 
 def test_what_was_counted_before_is_left_out() -> None:
@@ -121,6 +123,19 @@ def test_a_handshake_is_the_time_in_a_call_before_its_direct_range() -> None:
     inside = event("sdma::all_gather_into_tensor direct", 130.0, call)
     elsewhere = event("sdma::all_gather_into_tensor direct", 400.0)
     assert handshakes([call, inside, elsewhere]) == [30.0]
+
+
+def test_calls_are_told_apart_by_operator_and_others_left_out() -> None:
+    def event(name: str, microseconds: float) -> SimpleNamespace:
+        return SimpleNamespace(
+            name=name, time_range=SimpleNamespace(elapsed_us=lambda: microseconds)
+        )
+
+    gathers = [event("c10d::_allgather_base_", us) for us in (5.0, 7.0)]
+    assert calls([*gathers, event("aten::mm", 9.0), event("c10d::barrier", 1.0)]) == {
+        "_allgather_base_": [5.0, 7.0],
+        "barrier": [1.0],
+    }
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,7 @@ def test_agreed_settings_are_told_apart_and_the_others_are_not() -> None:
         "PG_SDMA_MIN_BYTES": "0",
         "PG_SDMA_TUNING": "off",
         "PG_SDMA_PATIENCE_MS": "7",
+        "PG_SDMA_LATE": "inner",
         "PG_SDMA_STRICT": "1",
         "PG_SDMA_PTRACER": "0",
         "PG_SDMA_RING": "4",
