@@ -19,7 +19,7 @@ constexpr int kMostSlots = 3;
 struct Bounds {
   int operations = 2;  // that every rank runs
   int ring = 2;
-  bool opens = false;
+  int opens = 0;  // whether exports are opened
   // Records that are not good and openings that are refused, in any places, at most so many.
   int faults = 1;
 };

@@ -8,16 +8,11 @@
 // opening, or read a torn record. Every state must be free of violations (agree_model.h), no state
 // may come again (a rank would go in circles), and in each a rank can go on without giving up,
 // until all have finished: so no wait lasts for ever where nobody is late.
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <map>
-#include <string>
-
 #include "agree_model.h"
 #include "search.h"
 
 namespace explore {
+namespace {
 
 #define WITHOUT(rule)                         \
   struct Without_##rule : pg_sdma::AllRules { \
@@ -33,42 +28,23 @@ namespace explore {
                           each(records_before_consuming) each(patience_ends)
 RULES(WITHOUT)
 
-using Explore = bool (*)(const Bounds& bounds);
-// Two ranks are enough to miss each rule.
-const std::map<std::string, Explore> kWithout = {
+const Explorers kExplorers{
+    &run_search<Group<2, pg_sdma::AllRules>>,
+    &run_search<Group<3, pg_sdma::AllRules>>,
+    {
 #define ENTRY(rule) {#rule, &run_search<Group<2, Without_##rule>>},
-    RULES(ENTRY)
+        RULES(ENTRY)
 #undef ENTRY
+    },
+    2,  // Two ranks are enough to miss each rule.
 };
 
+}  // namespace
 }  // namespace explore
 
 int main(int argc, char** argv) {
   using namespace explore;
-  if (argc == 2 && std::strcmp(argv[1], "rules") == 0) {
-    for (const auto& [rule, run] : kWithout) std::puts(rule.c_str());
-    return 0;
-  }
-  if (argc != 6 && argc != 7) {
-    std::fprintf(stderr, "explore_agree <world> <operations> <ring> <opens> <faults> [<rule>]\n");
-    return 2;
-  }
-  const int world = std::atoi(argv[1]);
-  Bounds bounds;
-  bounds.operations = std::atoi(argv[2]);
-  bounds.ring = std::atoi(argv[3]);
-  bounds.opens = std::atoi(argv[4]) != 0;
-  bounds.faults = std::atoi(argv[5]);
-  Explore run = nullptr;
-  if (argc == 7) {
-    if (world == 2 && kWithout.count(argv[6]) != 0) run = kWithout.at(argv[6]);
-  } else if (world == 2 || world == 3) {
-    run = world == 2 ? &run_search<Group<2, pg_sdma::AllRules>>
-                     : &run_search<Group<3, pg_sdma::AllRules>>;
-  }
-  if (run == nullptr || bounds.operations > kMostOperations || bounds.ring > kMostSlots) {
-    std::fprintf(stderr, "out of range\n");
-    return 2;
-  }
-  return run(bounds) ? 0 : 1;
+  return explore::explore(argc, argv,
+                          {&Bounds::operations, &Bounds::ring, &Bounds::opens, &Bounds::faults},
+                          kExplorers);
 }

@@ -7,8 +7,10 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -216,6 +218,47 @@ bool run_search(const Bounds& bounds) {
     search.print_shortest();
   }
   return clean;
+}
+
+using Explore = bool (*)(const Bounds& bounds);
+
+// What an explorer can run: with all rules, and with each left out.
+struct Explorers {
+  Explore two_ranks = nullptr;
+  Explore three_ranks = nullptr;
+  std::map<std::string, Explore> without;
+  int world_without = 2;  // the ranks that are enough to miss each rule
+};
+
+// An explorer's command line: `rules`, or the ranks, the `bounds` named, and maybe a rule to leave
+// out. 1 where there is a violation, 2 for a bad command line.
+inline int explore(int argc, char** argv, const std::vector<int Bounds::*>& bounds_named,
+                   const Explorers& explorers) {
+  if (argc == 2 && std::strcmp(argv[1], "rules") == 0) {
+    for (const auto& [rule, run] : explorers.without) std::puts(rule.c_str());
+    return 0;
+  }
+  const int numbers = 1 + static_cast<int>(bounds_named.size());
+  if (argc != 1 + numbers && argc != 2 + numbers) {
+    std::fprintf(stderr, "%s: %d numbers, and maybe a rule to leave out\n", argv[0], numbers);
+    return 2;
+  }
+  const int world = std::atoi(argv[1]);
+  Bounds bounds;
+  for (int i = 1; i < numbers; ++i) bounds.*bounds_named[i - 1] = std::atoi(argv[1 + i]);
+  Explore run = nullptr;
+  if (argc == 2 + numbers) {
+    const auto without = explorers.without.find(argv[1 + numbers]);
+    const bool known = world == explorers.world_without && without != explorers.without.end();
+    if (known) run = without->second;
+  } else if (world == 2 || world == 3) {
+    run = world == 2 ? explorers.two_ranks : explorers.three_ranks;
+  }
+  if (run == nullptr || bounds.operations > kMostOperations || bounds.ring > kMostSlots) {
+    std::fprintf(stderr, "out of range\n");
+    return 2;
+  }
+  return run(bounds) ? 0 : 1;
 }
 
 }  // namespace explore
