@@ -193,6 +193,10 @@ void Lane::prepare(Collective& collective) {
 
 void Lane::shutdown() {
   if (fork_guard_.forked()) return;
+  // As NCCL flushes what is pending. A thread that is inside a call waits for its peers itself.
+  if (std::unique_lock<std::timed_mutex> lock(mutex_, std::try_to_lock); lock && transport_) {
+    transport_->await_late_ranks();
+  }
   leave(/*process_ends=*/false);
   std::lock_guard<std::timed_mutex> lock(mutex_);
   closed_ = true;

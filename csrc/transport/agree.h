@@ -8,7 +8,8 @@
 //   direct  every rank can reach all the others' tensors: it has acknowledged k, or, where nothing
 //           has to be opened, it has published a record that says so
 //   inner   a rank cannot share its memory, or the patience of a rank ended first (late)
-//   deferred  the same, but the ranks go direct in order of arrival (arrival.h)
+//   deferred  late, but the ranks go direct in order of arrival (arrival.h): where the records that
+//           are there all say that memory can be shared
 //   error   a record is invalid or two contradict each other: every rank raises
 //
 // Slots are used again, k after k - R. A direct or error verdict and its records stay until every
@@ -171,8 +172,9 @@ class Agreement {
     if (trouble_ == Outcome::kError && Rules::error_outweighs_lateness) {
       propose(Outcome::kError, trouble_rank_);
     } else {
-      // Its own memory is what ranks that come later reach.
-      const bool reachable = own_.state == CallState::kShareable;
+      // Its own memory is what ranks that come later reach, and of two whose memory nobody reaches
+      // none could copy.
+      const bool reachable = trouble_ == Outcome::kNone;
       propose(defer && reachable ? Outcome::kDeferred : Outcome::kLate, cursor_);
     }
   }

@@ -361,10 +361,14 @@ int ControlPage::writer(const Counter& counter) const {
                           static_cast<ptrdiff_t>(sizeof(RankLines)));
 }
 
-bool ControlPage::post_ticket(int rank, const Ticket& ticket, bool may_replace) {
+bool ControlPage::post_ticket(int rank, const Ticket& ticket,
+                              const std::function<bool(uint64_t)>& may_replace) {
   auto* slot = layout().find_ticket(rank, ticket.export_id, 0);
-  if (slot == nullptr && !may_replace) return false;
-  if (slot == nullptr) slot = &layout().ticket(rank, ticket.export_id);
+  for (uint64_t i = 0; i < kTickets && slot == nullptr; ++i) {
+    auto& other = layout().ticket(rank, ticket.export_id + i);
+    if (may_replace(other.number)) slot = &other;
+  }
+  if (slot == nullptr) return false;
   slot->number = 0;
   slot->write(ticket);
   slot->number = ticket.export_id;

@@ -6,6 +6,7 @@
 #include <array>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -124,9 +125,11 @@ class ControlPage {
   int writer(const Counter& counter) const;
 
   // -- tickets of one rank's exports, found by export id
-  // Of an export that has none. It replaces another only where all kTickets are posted: false where
-  // it may not.
-  bool post_ticket(int rank, const Ticket& ticket, bool may_replace = true);
+  // Of an export that has none. It replaces another only where all kTickets are posted, one of
+  // those that `may_replace` is true of, given the export's id: false where there is none.
+  bool post_ticket(
+      int rank, const Ticket& ticket,
+      const std::function<bool(uint64_t)>& may_replace = [](uint64_t) { return true; });
   void withdraw_ticket(int rank, uint64_t export_id);
   // False when the owner has withdrawn or replaced the ticket.
   bool find_ticket(int rank, uint64_t export_id, Ticket& into) const;

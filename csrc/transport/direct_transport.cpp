@@ -181,8 +181,9 @@ Decision DirectTransport::agree(const Call& call) {
 
   const Verdict& verdict = agreement.verdict();
   last_was_late_ = verdict.outcome == Outcome::kLate;
+  // Whatever the call: ranks that have deferred theirs count on this one.
   const bool maybe = verdict.outcome == Outcome::kDeferred || agreement.lapped();
-  if (may_defer && maybe && arrive(call, agreement.lapped())) return {true, "", ""};
+  if (page_.late() > 0 && maybe && arrive(call, agreement.lapped())) return {true, "", ""};
   if (verdict.outcome != Outcome::kDirect) sharing_.settle(number_, /*direct=*/false);
   if (verdict.outcome == Outcome::kDirect) return {true, "", ""};
   if (verdict.outcome == Outcome::kError) throw BadCall(error);
@@ -351,6 +352,9 @@ std::string DirectTransport::explain_late_error(int culprit) const {
   text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
        << ": the ranks' calls do not fit together. " << told(options_.rank, own_) << ". ";
   if (culprit != options_.rank) text << told(culprit, records_[culprit]) << ". ";
+  if (culprit == options_.rank && own_.summary.state != CallState::kInvalid) {
+    text << "The others' is an all-gather into one tensor a call or several. ";
+  }
   text << "This rank was late and others had started, so the group is broken; make the same call "
           "with the same sizes, dtype and reduction on every rank.";
   return text.str();

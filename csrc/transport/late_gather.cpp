@@ -4,12 +4,18 @@
 // Who comes first enqueues a wait for the others, and has nothing to copy. Who comes later pushes
 // its shard to each rank before it, as always, and pulls that rank's shard, which lies in its place
 // in that rank's output: so what a rank exports is still the output alone.
+#include <thread>
 #include <utility>
 
 #include "transport/arrival.h"
 #include "transport/direct_transport.h"
 
 namespace pg_sdma {
+namespace {
+
+constexpr std::chrono::milliseconds kLookForDone{1};
+
+}  // namespace
 
 // The page as Arrival sees it: rings who may sleep.
 class DirectTransport::ArrivalView {
@@ -49,26 +55,45 @@ bool DirectTransport::arrive(const Call& call, bool lapped) {
   Arrival<ArrivalView> arrival(options_.rank, options_.world, page_.late());
   using Progress = Arrival<ArrivalView>::Progress;
   using Turn = Arrival<ArrivalView>::Turn;
-  arrival.start(number_, own_.summary, lapped);
+  // A call of another kind does not join either.
+  const CallSummary own = defers(call) ? own_.summary : CallSummary{CallState::kInvalid, 0};
+  arrival.start(number_, own, lapped);
   ArrivalView view(*this);
   const Deadline timeout = started_ + call.timeout;
   while (!arrival.done()) {
     const uint32_t heard = page_.bell(arrival.waiting_for());
     if (arrival.step(view) != Progress::kBlocked) continue;
     if (Clock::now() >= timeout) {
-      fail(who_is_missing(call, arrival.waiting_for(), "has not made this call"));
+      const int missing = arrival.waiting_for();
+      const bool made = page_.consumed(missing) >= number_;
+      fail(who_is_missing(call, missing,
+                          made ? "has not joined this call, as this rank: of ranks whose memory "
+                                 "cannot be shared one can come late"
+                               : "has not made this call"));
     }
     await(arrival.waiting_for(), heard, timeout);
   }
   if (arrival.turn() == Turn::kInner) return false;
   if (arrival.turn() == Turn::kBroken) fail(explain_late_error(arrival.culprit()));
   sharing_.keep_tickets(number_);
+  last_deferred_ = number_;
+  deferred_until_ = timeout;
   earlier_.emplace();
   for (int i = 1; i < options_.world; ++i) {
     const int peer = (options_.rank + i) % options_.world;
     if (arrival.has_earlier(peer)) earlier_->push_back(peer);
   }
   return true;
+}
+
+void DirectTransport::await_late_ranks() {
+  for (int rank = 0; rank < options_.world; ++rank) {
+    while (page_.done(rank) < last_deferred_) {
+      if (page_.faulted() || page_.departed(rank) || peers_->gone(rank)) return;
+      if (Clock::now() >= deferred_until_) return;
+      std::this_thread::sleep_for(kLookForDone);  // a device rings no bell
+    }
+  }
 }
 
 // The own shard first, because peers read it where it comes to lie.
@@ -79,7 +104,13 @@ void DirectTransport::write_late_program(const Call& call) {
   copy_own(call, all, 0);
   program_.push_back(Step::write(page_.ready(options_.rank), number_));
   for (const int peer : *earlier_) {
-    open_exports_of(peer, regions);
+    try {
+      open_exports_of(peer, regions);
+    } catch (const CannotShare& error) {
+      check_peers();  // it may have ended since
+      throw CannotShare("the output of rank " + std::to_string(peer) +
+                        " cannot be reached: " + error.what());
+    }
     program_.push_back(Step::wait(page_.ready(peer), number_).on(Step::kBeside));
     copy_shard_of(peer, call, all, Step::kBeside);
   }

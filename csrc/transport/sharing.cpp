@@ -41,15 +41,23 @@ Sharing::~Sharing() {
 Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
   inject::at("export");
   const Place place = engine_->publish(data, bytes);
+  if (!engine_->opens_exports()) return place;
+  if (published_for_ != number) published_.clear();
+  published_for_ = number;
+  published_.push_back(place.export_id);
   Ticket posted;
-  if (!engine_->opens_exports() || page_.find_ticket(rank_, place.export_id, posted)) return place;
+  if (page_.find_ticket(rank_, place.export_id, posted)) return place;
   // A new export often lies where an old one was, and some drivers map the one only after the
   // other is unmapped: so the old ticket goes first. Once an operation: what it shares is all
   // allocated, and asking the driver about every ticket for each new one would take longer than
   // peers are patient.
   if (withdrawn_for_ != number) withdraw_tickets();
   withdrawn_for_ = number;
-  if (!page_.post_ticket(rank_, engine_->ticket(place.export_id), all_caught_up())) {
+  // Not one of the same operation's: its peers look for them all.
+  const auto may_replace = [this, over = all_caught_up()](uint64_t export_id) {
+    return over && std::find(published_.begin(), published_.end(), export_id) == published_.end();
+  };
+  if (!page_.post_ticket(rank_, engine_->ticket(place.export_id), may_replace)) {
     throw CannotShare("more exports than late ranks can be told of at a time");
   }
   std::lock_guard<std::mutex> lock(mutex_);

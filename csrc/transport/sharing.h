@@ -71,7 +71,9 @@ class Sharing {
   const std::vector<std::string> identities_;
   const pid_t process_;
 
-  uint64_t withdrawn_for_ = 0;  // the last operation that looked for dead exports
+  uint64_t published_for_ = 0;       // the last operation that published
+  std::vector<uint64_t> published_;  // its exports
+  uint64_t withdrawn_for_ = 0;       // the last operation that looked for dead exports
   uint64_t kept_for_ = 0;
   std::mutex mutex_;
   std::set<uint64_t> posted_;  // own exports with a ticket on the page

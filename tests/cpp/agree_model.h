@@ -175,6 +175,11 @@ struct Group {
           return unshareable || refused ? nullptr : "inner for no reason";
         case Outcome::kDeferred:
           if (self().kind == Kind::kUnshareable) return "deferred by a rank that nobody can reach";
+          for (const Copy& copy : self().copies) {
+            if (copy.state == Copy::kIntact && copy.kind == Kind::kUnshareable) {
+              return "deferred for a rank that is known to be beyond reach";
+            }
+          }
           [[fallthrough]];
         case Outcome::kLate:
           for (const Copy& copy : self().copies) {

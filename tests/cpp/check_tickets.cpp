@@ -51,6 +51,17 @@ int main() {
     std::fprintf(stderr, "%lu tickets are left, not %lu\n", last + 9 - lost, kRoom);
     return 1;
   }
+  // What is spared stays, though the new ticket is at home there, and with nothing left to replace
+  // there is no new one.
+  const uint64_t spared = last + 9;
+  Ticket ticket;
+  ticket.export_id = spared + kRoom;
+  ticket.bytes = ticket.export_id * 1000;
+  if (page.post_ticket(1, ticket, [](uint64_t) { return false; })) return 1;
+  expect(ticket.export_id, false);
+  if (!page.post_ticket(1, ticket, [=](uint64_t id) { return id != spared; })) return 1;
+  expect(ticket.export_id, true);
+  expect(spared, true);
   page.withdraw_ticket(1, last + 9);
   expect(last + 9, false);
   return 0;

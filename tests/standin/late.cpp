@@ -5,9 +5,12 @@
 //   run-ahead    rank 0 makes more calls than are deferred before rank 1 makes its first: its host
 //                waits for none of them, and the last go to the inner
 //   unreachable  three ranks, of which the second to come cannot share its output
+//   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
+//   tickets      a call into outputs of which one's ticket could take another's place
 //   mismatch     rank 1 comes late, with another size
 //   invalid      rank 1 comes late, with bad arguments
-// The last two end the group: rank 1 raises, and the watchdog ends rank 0.
+//   other-kind   rank 1 comes late, with a call that is not deferred
+// The last three end the group: rank 1 raises, and the watchdog ends rank 0.
 #include <cstring>
 #include <deque>
 #include <thread>
@@ -21,6 +24,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kTimeout{60000};
 constexpr std::chrono::milliseconds kLate{400};
+constexpr std::chrono::milliseconds kLongerThanADrain{2500};  // of what a group leaves behind
 constexpr size_t kShard = 1000;
 constexpr int kRing = 16;
 
@@ -33,12 +37,17 @@ class Gather {
  public:
   Gather(int rank, int world, int number, bool in_place)
       : number_(number), output_(world * kShard), input_(kShard) {
-    std::memset(output_.data(), 0xA5, output_.bytes());
-    auto* own = in_place ? output_.data() + rank * kShard : input_.data();
-    for (size_t i = 0; i < kShard; ++i) own[i] = content(rank, number, i);
     call.operation = "gather";
     call.dtype = "uint8";
     call.timeout = kTimeout;
+    fill(rank, world, in_place);
+  }
+
+  void fill(int rank, int world, bool in_place) {
+    call.pieces.clear();
+    std::memset(output_.data(), 0xA5, output_.bytes());
+    auto* own = in_place ? output_.data() + rank * kShard : input_.data();
+    for (size_t i = 0; i < kShard; ++i) own[i] = content(rank, number_, i);
     call.pieces.push_back({own, kShard, {}});
     for (int r = 0; r < world; ++r) {
       call.pieces[0].outputs.push_back(output_.data() + r * kShard);
@@ -98,7 +107,48 @@ void unreachable(int rank, DirectTransport& transport) {
   gather.check();
 }
 
-void misfit(int rank, DirectTransport& transport, bool invalid) {
+// As Lane::shutdown() does it, while the output is still there.
+void leave(int rank, std::unique_ptr<DirectTransport>& transport) {
+  Gather gather(rank, 2, 0, true);
+  if (rank == 1) std::this_thread::sleep_for(kLongerThanADrain);
+  REQUIRE(carry(*transport, gather.call));
+  REQUIRE(transport->deferred());
+  transport->await_late_ranks();
+  transport.reset();
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  gather.check();
+}
+
+// As many outputs at a time as one call carries, once all have tickets a call into two of which the
+// second, whose ticket was replaced, is at home where the first's lies now.
+void tickets(int rank, DirectTransport& transport) {
+  std::deque<Gather> gathers;
+  const auto call_of = [&](std::initializer_list<std::pair<int, int>> ranges) {
+    Call call = gathers[0].call;
+    call.pieces.clear();
+    for (const auto& [first, last] : ranges) {
+      for (int i = first; i < last; ++i) {
+        gathers[i].fill(rank, 2, true);
+        call.pieces.push_back(gathers[i].call.pieces[0]);
+      }
+    }
+    return call;
+  };
+  constexpr int kHome = ControlPage::kTickets;
+  for (int i = 0; i <= kHome; ++i) gathers.emplace_back(rank, 2, i, true);
+  for (int first = 0; first <= kHome; first += kMaxTensors) {
+    REQUIRE(carry(transport, call_of({{first, std::min(first + kMaxTensors, kHome + 1)}})));
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+  }
+  if (rank == 1) std::this_thread::sleep_for(kLate);
+  REQUIRE(carry(transport, call_of({{kHome, kHome + 1}, {0, 1}})));
+  REQUIRE(transport.deferred());
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  gathers[kHome].check();
+  gathers[0].check();
+}
+
+void misfit(int rank, DirectTransport& transport, const std::string& which) {
   Gather gather(rank, 2, 0, true);
   if (rank == 0) {
     REQUIRE(carry(transport, gather.call));
@@ -106,9 +156,13 @@ void misfit(int rank, DirectTransport& transport, bool invalid) {
     return;
   }
   std::this_thread::sleep_for(kLate);
-  if (invalid) {
+  if (which == "invalid") {
     gather.call.invalid = "rank 1: made badly on purpose";
+  } else if (which == "other-kind") {
+    gather.call.operation = "list";
+    gather.call.listed = true;
   } else {
+    REQUIRE(which == "mismatch");
     gather.call.pieces[0].bytes /= 2;
   }
   try {
@@ -128,9 +182,17 @@ int main(int argc, char** argv) {
   const int world = which == "unreachable" ? 3 : 2;
   return run_ranks(world, [&](int rank) {
     auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true);
-    if (which == "run-ahead") run_ahead(rank, *transport);
-    if (which == "unreachable") unreachable(rank, *transport);
-    if (which == "mismatch" || which == "invalid") misfit(rank, *transport, which == "invalid");
+    if (which == "run-ahead") {
+      run_ahead(rank, *transport);
+    } else if (which == "unreachable") {
+      unreachable(rank, *transport);
+    } else if (which == "leave") {
+      leave(rank, transport);
+    } else if (which == "tickets") {
+      tickets(rank, *transport);
+    } else {
+      misfit(rank, *transport, which);
+    }
     transport.reset();
   });
 }

@@ -212,7 +212,7 @@ def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_p
     assert min(int(n) for n in re.findall(r"(\d+) deferred", output)) > 1000, output
 
 
-@pytest.mark.parametrize("case", ["run-ahead", "unreachable"])
+@pytest.mark.parametrize("case", ["run-ahead", "unreachable", "tickets", "leave"])
 def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
     done = run([OUT / "late", LIBRARY, tmp_path, case])
     assert done.returncode == 0, done.stdout + done.stderr
@@ -223,6 +223,7 @@ def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
     [
         ("mismatch", "Rank 1: gather of 1 uint8 tensor, 1000 bytes of output. Rank 0: gather"),
         ("invalid", "Bad arguments on rank 1: made badly on purpose. "),
+        ("other-kind", "Rank 1: list of 1 uint8 tensor, 2000 bytes of output. The others' is an"),
     ],
 )
 def test_a_late_call_that_does_not_fit_ends_the_group(
