@@ -73,7 +73,7 @@ class DirectTransport final : public Transport {
   // Whether the last operation is direct although ranks were late for it.
   bool deferred() const { return earlier_.has_value(); }
   // Returns once ranks that were late for what is enqueued here have carried it, for which they
-  // need this rank's memory; or at its timeout, or when one of them is gone or the group broken.
+  // need this rank's memory; or after 3 s, or when one of them is gone or the group broken.
   void await_late_ranks();
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }

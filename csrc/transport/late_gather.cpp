@@ -4,6 +4,7 @@
 // Who comes first enqueues a wait for the others, and has nothing to copy. Who comes later pushes
 // its shard to each rank before it, as always, and pulls that rank's shard, which lies in its place
 // in that rank's output: so what a rank exports is still the output alone.
+#include <algorithm>
 #include <thread>
 #include <utility>
 
@@ -14,6 +15,9 @@ namespace pg_sdma {
 namespace {
 
 constexpr std::chrono::milliseconds kLookForDone{1};
+
+// With the queue's own patience, what leaving a group takes at most.
+constexpr std::chrono::seconds kLongestFlush{3};
 
 }  // namespace
 
@@ -87,10 +91,11 @@ bool DirectTransport::arrive(const Call& call, bool lapped) {
 }
 
 void DirectTransport::await_late_ranks() {
+  const Deadline until = std::min(deferred_until_, Clock::now() + kLongestFlush);
   for (int rank = 0; rank < options_.world; ++rank) {
     while (page_.done(rank) < last_deferred_) {
       if (page_.faulted() || page_.departed(rank) || peers_->gone(rank)) return;
-      if (Clock::now() >= deferred_until_) return;
+      if (Clock::now() >= until) return;
       std::this_thread::sleep_for(kLookForDone);  // a device rings no bell
     }
   }

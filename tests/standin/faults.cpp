@@ -1,6 +1,6 @@
 // Ranks that are lost in the middle of all-gathers on the stand-in, by whose hand the parent likes.
 //
-//   faults <driver> <folder> <ranks> <fate> <timeout in ms> <seed>
+//   faults <driver> <folder> <ranks> <fate> <timeout in ms> <seed> [late]
 //
 // <folder> is empty and the group's own. Fates, of one rank:
 //   killed   by SIGKILL at a random moment, from the vote on
@@ -9,6 +9,7 @@
 //   ignored  as none, and the others' hosts do not wait for their gathers, so that the next call
 //            tells them and they leave the group
 //   none     nothing but what PG_SDMA_INJECT says, which goes for the victim alone
+// With `late` ranks come late now and then, and gathers go in order of arrival.
 // The others must end within the timeout and two seconds: a rank whose streams wait by SIGABRT,
 // from the watchdog; one whose host waits by an exception. Either way with a message, which is
 // printed. Prints "<n> aborted, <n> raised" and fails where a rank ended in another way, or
@@ -36,12 +37,19 @@ struct Run {
   int world = 0;
   int victim = 0;
   std::chrono::milliseconds timeout{0};
+  bool late = false;
 };
 
 class Rank {
  public:
-  Rank(int rank, int world, std::chrono::milliseconds timeout)
-      : rank_(rank), world_(world), timeout_(timeout), input_(kShard), output_(kShard * world) {}
+  Rank(int rank, const Run& run)
+      : rank_(rank),
+        world_(run.world),
+        timeout_(run.timeout),
+        late_(run.late),
+        random_(static_cast<unsigned>(rank) + 1),
+        input_(kShard),
+        output_(kShard * run.world) {}
 
   // Enqueues gathers and looks at none.
   void enqueue(Transport& transport) {
@@ -59,6 +67,9 @@ class Rank {
       REQUIRE(cuStreamSynchronize(caller) == 0);
       std::fill_n(input_.data(), kShard, value(rank_, ++operation_));
       const Call call = gather();
+      if (late_ && random_() % 4 == 0) {
+        std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1000));
+      }
       const Decision decision = transport.agree(call);
       if (!decision.direct) continue;  // a rank was late
       transport.queue().follow_caller();
@@ -94,6 +105,8 @@ class Rank {
   int rank_;
   int world_;
   std::chrono::milliseconds timeout_;
+  bool late_;
+  std::minstd_rand random_;
   Buffer input_;
   Buffer output_;
   uint64_t operation_ = 0;
@@ -108,7 +121,8 @@ void be_rank(const Run& run, int rank) {
   options.lane = "cuda";
   options.rank = rank;
   options.world = run.world;
-  options.patience = std::chrono::seconds(60);
+  if (!run.late) options.patience = std::chrono::seconds(60);
+  options.defer = run.late;
   options.on_fault = [rank](const std::string& why) {
     std::fprintf(stderr, "rank %d is told: %s\n", rank, why.c_str());
   };
@@ -118,7 +132,7 @@ void be_rank(const Run& run, int rank) {
   const auto engine = [&] {
     auto made = engine_by(run.driver, rank);
     enter(rank);
-    self = std::make_unique<Rank>(rank, run.world, run.timeout);
+    self = std::make_unique<Rank>(rank, run);
     return made;
   };
   const auto test = [&](Transport& transport) {
@@ -155,7 +169,7 @@ pid_t start(const Run& run, int rank) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc == 7);
+  REQUIRE(argc == 7 || argc == 8);
   alarm(120);
   Run run;
   run.driver = argv[1];
@@ -163,6 +177,7 @@ int main(int argc, char** argv) {
   run.world = std::atoi(argv[3]);
   run.fate = argv[4];
   run.timeout = std::chrono::milliseconds(std::atoi(argv[5]));
+  run.late = argc == 8;
   std::minstd_rand random(static_cast<unsigned>(std::atoi(argv[6])));
   random.discard(10);
   run.victim = static_cast<int>(random() % run.world);

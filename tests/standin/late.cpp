@@ -5,16 +5,20 @@
 //   run-ahead    rank 0 makes more calls than are deferred before rank 1 makes its first: its host
 //                waits for none of them, and the last go to the inner
 //   unreachable  three ranks, of which the second to come cannot share its output
+//   strangers    three ranks, of which the second and the third to come cannot
+//   import       rank 1 comes late, and cannot open what rank 0 shares
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   mismatch     rank 1 comes late, with another size
 //   invalid      rank 1 comes late, with bad arguments
 //   other-kind   rank 1 comes late, with a call that is not deferred
-// The last three end the group: rank 1 raises, and the watchdog ends rank 0.
+// The last three, import and strangers end the group: the late raise, and the watchdog ends rank 0.
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <thread>
 
+#include "engine/inject.h"
 #include "group.h"
 
 using namespace pg_sdma;
@@ -76,6 +80,17 @@ bool carry(DirectTransport& transport, const Call& call) {
   return true;
 }
 
+// Says what `body` raises, and ends this process.
+void raises(int rank, const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const GroupFault& fault) {
+    std::fprintf(stderr, "rank %d raised: %s\n", rank, fault.what());
+    std::_Exit(0);
+  }
+  REQUIRE(!"nothing was raised");
+}
+
 void run_ahead(int rank, DirectTransport& transport) {
   std::deque<Gather> gathers;
   for (int i = 0; i < kRing + 4; ++i) gathers.emplace_back(rank, 2, i, i % 2 == rank);
@@ -105,6 +120,17 @@ void unreachable(int rank, DirectTransport& transport) {
   REQUIRE(transport.deferred());
   REQUIRE(cuStreamSynchronize(caller) == 0);
   gather.check();
+}
+
+void strangers(int rank, DirectTransport& transport) {
+  std::this_thread::sleep_for(rank * kLate);
+  Gather gather(rank, 3, 0, false);
+  gather.call.timeout = kLongerThanADrain;
+  if (rank > 0) gather.call.unable = "made so on purpose";
+  raises(rank, [&] {
+    REQUIRE(carry(transport, gather.call));
+    REQUIRE(cuStreamSynchronize(caller) == 0);  // until the watchdog ends this process
+  });
 }
 
 // As Lane::shutdown() does it, while the output is still there.
@@ -161,17 +187,13 @@ void misfit(int rank, DirectTransport& transport, const std::string& which) {
   } else if (which == "other-kind") {
     gather.call.operation = "list";
     gather.call.listed = true;
+  } else if (which == "import") {
+    inject::configure("import=refuse");
   } else {
     REQUIRE(which == "mismatch");
     gather.call.pieces[0].bytes /= 2;
   }
-  try {
-    transport.agree(gather.call);
-  } catch (const GroupFault& fault) {
-    std::fprintf(stderr, "rank 1 raised: %s\n", fault.what());
-    std::_Exit(0);
-  }
-  REQUIRE(!"a call that does not fit was taken");
+  raises(1, [&] { carry(transport, gather.call); });
 }
 
 }  // namespace
@@ -179,13 +201,15 @@ void misfit(int rank, DirectTransport& transport, const std::string& which) {
 int main(int argc, char** argv) {
   REQUIRE(argc == 4);
   const std::string which = argv[3];
-  const int world = which == "unreachable" ? 3 : 2;
+  const int world = which == "unreachable" || which == "strangers" ? 3 : 2;
   return run_ranks(world, [&](int rank) {
     auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true);
     if (which == "run-ahead") {
       run_ahead(rank, *transport);
     } else if (which == "unreachable") {
       unreachable(rank, *transport);
+    } else if (which == "strangers") {
+      strangers(rank, *transport);
     } else if (which == "leave") {
       leave(rank, transport);
     } else if (which == "tickets") {
