@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -22,14 +21,13 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import AllgatherOptions
-from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "gpu"))
 
 import mps
 from bare import BareGathers
 
-from pg_sdma import stats
+from pg_sdma import flight_record, stats
 from pg_sdma.bench.launch import World, run_ranks
 from pg_sdma.bench.measure import Gate, Times, own_stream, time_calls
 from pg_sdma.bench.table import sizes
@@ -54,12 +52,12 @@ def host_times(world: World, group: dist.ProcessGroup, arena: torch.Tensor) -> N
 
     python = median_microseconds(world, from_python)
     cpp = median_microseconds(world, from_cpp)
-    enqueue = median_of_ranges(world, from_cpp)
+    agreeing, enqueueing = medians_of_record(world, group)
     if world.rank == 0:
         print(f"{python:8.1f} us  dist.all_gather_into_tensor")
         print(f"{cpp:8.1f} us  of it the backend's C++ call")
-        print(f"{enqueue:8.1f} us    of it enqueueing, with the profiler's cost")
-        print(f"{cpp - enqueue:8.1f} us    and publishing, the handshake and the rest\n")
+        print(f"{agreeing:8.1f} us    of it publishing and the handshake")
+        print(f"{enqueueing:8.1f} us    of it enqueueing\n")
 
 
 def median_microseconds(world: World, call: Callable[[], None], rounds: int = 50) -> float:
@@ -75,16 +73,17 @@ def median_microseconds(world: World, call: Callable[[], None], rounds: int = 50
     return world.median_of_means(samples) * 1e6
 
 
-def median_of_ranges(world: World, call: Callable[[], None], rounds: int = 10) -> float:
-    """Of the range that the backend records around the enqueueing of a direct all-gather."""
-    with profile(activities=[ProfilerActivity.CPU]) as profiled:
-        for _ in range(rounds):
-            torch.cuda.synchronize()
-            world.barrier()
-            for _ in range(ROUND):
-                call()
-    times = [e.cpu_time_total for e in profiled.events() if e.name.startswith("sdma::")]
-    return world.median_of_means([statistics.median(times)])
+def medians_of_record(world: World, group: dist.ProcessGroup) -> tuple[float, float]:
+    """Microseconds of the last calls of `group`, by its flight record.
+
+    From a call's start until the ranks have agreed, and from there until it is enqueued.
+    """
+    lanes = flight_record()["lanes"]
+    [lane] = [lane for lane in lanes if lane["group"] == group.group_name and lane["entries"]]
+    entries = [entry for entry in lane["entries"] if entry["route"] == "direct"]
+    agreeing = world.median_of_means([e["decided_ns"] - e["started_ns"] for e in entries])
+    enqueueing = world.median_of_means([e["issued_ns"] - e["decided_ns"] for e in entries])
+    return agreeing / 1e3, enqueueing / 1e3
 
 
 def device_times(

@@ -80,6 +80,8 @@ std::string entry_json(const FlightRecorder::Entry& entry, const LaneRecord& lan
       .number("timeout_ms", entry.made.timeout_ms)
       .number("created_ns", entry.created_ns)
       .number("started_ns", entry.started_ns)
+      .number("decided_ns", entry.decided_ns)
+      .number("issued_ns", entry.issued_ns)
       .number("ended_ns", entry.ended_ns)
       .json();
 }

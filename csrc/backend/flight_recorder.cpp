@@ -53,6 +53,8 @@ uint64_t FlightRecorder::add(const Made& made) {
   slot.stream.store(0, kRelaxed);
   slot.created_ns.store(now_ns(), kRelaxed);
   slot.started_ns.store(0, kRelaxed);
+  slot.decided_ns.store(0, kRelaxed);
+  slot.issued_ns.store(0, kRelaxed);
   slot.ended_ns.store(0, kRelaxed);
   slot.id.store(id, std::memory_order_release);
   last_.store(id, kRelaxed);
@@ -72,14 +74,15 @@ void FlightRecorder::route(uint64_t id, uint64_t number, const std::string* reas
   if (slot == nullptr) return;
   slot->number.store(number, kRelaxed);
   slot->reason.store(reason, kRelaxed);
+  if (reason != nullptr) slot->decided_ns.store(now_ns(), kRelaxed);
 }
 
 void FlightRecorder::end(uint64_t id, State state) {
   Slot* const slot = find(id);
   if (slot == nullptr) return;
-  if (state == State::kCompleted || state == State::kFailed) {
-    slot->ended_ns.store(now_ns(), kRelaxed);
-  }
+  const int64_t now = now_ns();
+  slot->issued_ns.store(now, kRelaxed);
+  if (state == State::kCompleted || state == State::kFailed) slot->ended_ns.store(now, kRelaxed);
   slot->state.store(state, kRelaxed);
 }
 
@@ -121,6 +124,8 @@ bool FlightRecorder::read(const Slot& slot, Entry& into) {
   into.stream = slot.stream.load(kRelaxed);
   into.created_ns = slot.created_ns.load(kRelaxed);
   into.started_ns = slot.started_ns.load(kRelaxed);
+  into.decided_ns = slot.decided_ns.load(kRelaxed);
+  into.issued_ns = slot.issued_ns.load(kRelaxed);
   into.ended_ns = slot.ended_ns.load(kRelaxed);
   std::atomic_thread_fence(std::memory_order_acquire);
   return into.id != 0 && slot.id.load(kRelaxed) == into.id;

@@ -44,6 +44,8 @@ class FlightRecorder {
     uintptr_t stream = 0;
     int64_t created_ns = 0;
     int64_t started_ns = 0;
+    int64_t decided_ns = 0;  // its (last part's) route
+    int64_t issued_ns = 0;   // enqueued, handed to the inner, carried or failed
     int64_t ended_ns = 0;
   };
 
@@ -82,6 +84,8 @@ class FlightRecorder {
     std::atomic<uintptr_t> stream{0};
     std::atomic<int64_t> created_ns{0};
     std::atomic<int64_t> started_ns{0};
+    std::atomic<int64_t> decided_ns{0};
+    std::atomic<int64_t> issued_ns{0};
     std::atomic<int64_t> ended_ns{0};
   };
 

@@ -38,6 +38,11 @@ class Collective(TypedDict):
     timeout_ms: int
     created_ns: int
     started_ns: int
+    decided_ns: int
+    """When the ranks had agreed on its route, or that of its last part: from the start to here the
+    host published and waited for its peers."""
+    issued_ns: int
+    """When it was enqueued, handed to the inner, or over."""
     ended_ns: int
 
 
