@@ -119,13 +119,14 @@ void DirectTransport::copy_own(const Call& call, const Wave& parts, uint32_t tra
 }
 
 void DirectTransport::copy_from(int peer, const Call& call, const Wave& parts, uint32_t track) {
+  const bool from_output = pushes(call);  // which is then what the peer has published
   for (const Part& part : parts) {
+    const Piece& piece = call.pieces[part.tensor];
     const Place& place = records_[peer].places[part.tensor];
     const Mapping from = sharing_.open(peer, place.export_id, number_);
-    auto* to = static_cast<char*>(call.pieces[part.tensor].outputs[peer]);
-    program_.push_back(
-        Step::copy(to + part.offset, from.space, from.base + place.offset + part.offset, part.bytes)
-            .on(track));
+    const uintptr_t shard = from.base + place.offset + (from_output ? peer * piece.bytes : 0);
+    auto* to = static_cast<char*>(piece.outputs[peer]) + part.offset;
+    program_.push_back(Step::copy(to, from.space, shard + part.offset, part.bytes).on(track));
   }
 }
 

@@ -123,7 +123,6 @@ class DirectTransport final : public Transport {
   void copy_own(const Call& call, const Wave& wave, uint32_t track);
   void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
   void copy_to(int peer, const Call& call, const Wave& wave, uint32_t track);
-  void copy_shard_of(int peer, const Call& call, const Wave& wave, uint32_t track);
   void add_end();  // this rank is done, and waits until all are
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.

@@ -64,6 +64,7 @@ bool DirectTransport::arrive(const Call& call, bool lapped) {
   arrival.start(number_, own, lapped);
   ArrivalView view(*this);
   const Deadline timeout = started_ + call.timeout;
+  carrying_ = true;  // who ends from here on, having heard the verdict, is missed at once
   while (!arrival.done()) {
     const uint32_t heard = page_.bell(arrival.waiting_for());
     if (arrival.step(view) != Progress::kBlocked) continue;
@@ -77,7 +78,8 @@ bool DirectTransport::arrive(const Call& call, bool lapped) {
     }
     await(arrival.waiting_for(), heard, timeout);
   }
-  if (arrival.turn() == Turn::kInner) return false;
+  carrying_ = arrival.turn() != Turn::kInner;
+  if (!carrying_) return false;
   if (arrival.turn() == Turn::kBroken) fail(explain_late_error(arrival.culprit()));
   sharing_.keep_tickets(number_);
   last_deferred_ = number_;
@@ -117,7 +119,7 @@ void DirectTransport::write_late_program(const Call& call) {
                         " cannot be reached: " + error.what());
     }
     program_.push_back(Step::wait(page_.ready(peer), number_).on(Step::kBeside));
-    copy_shard_of(peer, call, all, Step::kBeside);
+    copy_from(peer, call, all, Step::kBeside);
   }
   uint32_t track = 0;
   for (const int peer : *earlier_) {
@@ -131,17 +133,6 @@ void DirectTransport::tell_and_wait(Waiter& waiting) {
   program_.clear();
   add_end();
   queue_->run(program_, waiting);
-}
-
-void DirectTransport::copy_shard_of(int peer, const Call& call, const Wave& parts, uint32_t track) {
-  for (const Part& part : parts) {
-    const Piece& piece = call.pieces[part.tensor];
-    const Place& place = records_[peer].places[part.tensor];
-    const Mapping from = sharing_.open(peer, place.export_id, number_);
-    const uintptr_t at = from.base + place.offset + peer * piece.bytes + part.offset;
-    auto* to = static_cast<char*>(piece.outputs[peer]) + part.offset;
-    program_.push_back(Step::copy(to, from.space, at, part.bytes).on(track));
-  }
 }
 
 }  // namespace pg_sdma

@@ -276,12 +276,17 @@ def test_a_killed_rank_is_named(tmp_path: Path) -> None:
 def test_a_rank_that_leaves_a_stream_waiting_for_a_dead_one_ends(tmp_path: Path) -> None:
     """The host is told by its next call and leaves the group; the driver would wait for ever.
 
-    Where the machine is busy the watchdog may be first to tell.
+    Where the machine is busy the watchdog may be first to tell: then once more.
     """
-    told = lose(tmp_path, ranks=3, fate="ignored", seed=1, PG_SDMA_INJECT="carry=die#9")
-    assert "2 aborted" in told
-    assert re.search(r"rank \d is told: .* rank \d.* has ended", told), told
-    assert told.count("Ending this process.") == 2
+    for seed in range(1, 6):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        told = lose(folder, ranks=3, fate="ignored", seed=seed, PG_SDMA_INJECT="carry=die#9")
+        assert "2 aborted" in told
+        assert told.count("Ending this process.") == 2
+        if re.search(r"rank \d is told: .* waits for rank \d, whose process has ended", told):
+            return
+    pytest.fail("no rank was told by its next call")
 
 
 def test_a_stalled_rank_is_named_after_the_timeout(tmp_path: Path) -> None:
