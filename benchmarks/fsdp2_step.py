@@ -30,7 +30,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp2_profile import Breakdown, breakdown
+from fsdp2_host import Host, observed
+from fsdp2_profile import breakdown
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 
@@ -157,14 +158,15 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Result:
-    """One contestant in one round, of the slower rank; routes and profile are rank 0's."""
+    """One contestant in one round, of the slower rank; what follows `host` is rank 0's."""
 
     contestant: str
     round: int
     step: dict[str, float]  # mode -> ms on the device
     host: dict[str, float]  # mode -> ms in the host's call
     routes: dict[str, RouteCounts]  # mode -> what went which way
-    profile: Breakdown | None
+    calls: dict[str, Host]  # mode -> what the host did for collectives
+    device_ms: dict[str, float] | None  # kind of kernels and copies -> a step
 
 
 def measure(
@@ -185,16 +187,20 @@ def train(
     step: dict[str, float] = {}
     host: dict[str, float] = {}
     routes = {}
+    calls = {}
     for mode in MODES:
         trainer.run(options.warmup, sync=mode == "sync")
         before = stats()
-        own = trainer.run(options.steps, sync=mode == "sync")
+        with observed() as calls[mode]:
+            own = trainer.run(options.steps, sync=mode == "sync")
         routes[mode] = since(before, stats())
         slowest = torch.tensor(own, dtype=torch.float64, device=launch.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         step[mode], host[mode] = slowest.tolist()
-    profile = breakdown(lambda steps: trainer.run(steps, sync=False)) if profiled else None
-    return Result(name, number, step, host, routes, profile)
+    device_ms = None
+    if profiled and launch.device.type == "cuda":
+        device_ms = breakdown(lambda steps: trainer.run(steps, sync=False))
+    return Result(name, number, step, host, routes, calls, device_ms)
 
 
 def since(before: RouteCounts, after: RouteCounts) -> RouteCounts:
@@ -232,7 +238,7 @@ def table(results: Sequence[Result], backends: Mapping[str, str]) -> list[str]:
 
 
 def notes(result: Result) -> list[str]:
-    """The host's time, the routes and the profile of one result, a line each."""
+    """The host's time, the routes and the device's time of one result, a line each."""
     head = f"round {result.round}, {result.contestant}"
     lines = []
     for mode in MODES:
@@ -241,8 +247,11 @@ def notes(result: Result) -> list[str]:
             calls = ", ".join(f"{count['calls']} {route}" for route, count in by_route.items())
             share = direct_share({operation: by_route})
             lines.append(f"{head}, {mode}: {operation} {share:.1%} of bytes direct; calls: {calls}")
-    if result.profile:
-        lines += [f"{head}, {line}" for line in result.profile.lines()]
+        lines += [f"{head}, {mode}: host, {line}" for line in result.calls[mode].lines()]
+    if result.device_ms:
+        found = sorted(result.device_ms.items(), key=lambda item: -item[1])
+        kinds = ", ".join(f"{kind} {ms:.1f}" for kind, ms in found)
+        lines.append(f"{head}, free: device, ms a step: {kinds}")
     return lines
 
 
@@ -273,7 +282,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument(
         "--profile",
         action="store_true",
-        help="the last round also sums up kernels and copies, and the handshakes, over a few steps",
+        help="the last round also sums up kernels and copies over a few steps",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     own, rest = parser.parse_known_args(argv)

@@ -45,6 +45,14 @@ def test_fsdp2_steps_over_each_contestant(tmp_path: Path) -> None:
             "all_gather_into_tensor": {"direct"},
             "reduce_scatter_tensor": {"direct"},
         }
+        for name, result in found.items():
+            host = result["calls"][mode]
+            gathers = host["calls"]["all-gather"]
+            assert len(gathers) > 3  # steps
+            assert len(host["agreeing"]) == len(host["enqueueing"])
+            assert len(host["agreeing"]) == {"inner": 0, "sdma": len(gathers)}.get(
+                name, len(gathers) + len(host["calls"]["reduce-scatter"])
+            )
     rows = [line for line in printed.splitlines() if line.startswith("| 0 |")]
     assert len(rows) == 2
 

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import argparse
 import os
-from types import SimpleNamespace
 
 import fsdp2_step
 import pytest
-from fsdp2_profile import Breakdown, calls, handshakes, kind_of
+import torch.distributed as dist
+from fsdp2_host import COLLECTIVES, Host, observed
+from fsdp2_profile import kind_of
 from fsdp2_step import Result, Shape, environment, notes, since, table
 
 
 def result(contestant: str, number: int, free: float, sync: float, **changed: object) -> Result:
     step = {"free": free, "sync": sync}
-    return Result(contestant, number, step, step, **{"routes": {}, "profile": None, **changed})
+    rest = {"routes": {}, "calls": {}, "device_ms": None, **changed}
+    return Result(contestant, number, step, step, **rest)
 
 
 def test_a_shape_has_heads_of_128() -> None:
@@ -94,12 +96,24 @@ def test_each_contestant_but_the_first_is_compared_with_it_in_every_round() -> N
 def test_notes_tell_how_many_calls_were_late() -> None:
     late = {"direct": {"calls": 3, "bytes": 75}, "inner: late": {"calls": 1, "bytes": 25}}
     routes = {"free": {"all_gather": late}, "sync": {}}
-    profile = Breakdown({"GEMM": 5.0}, [30.0], {"_allgather_base_": [100.0, 300.0, 200.0]})
-    said = notes(result("sdma", 0, 1, 2, routes=routes, profile=profile))
+    host = Host({"reduce-scatter": [100.0, 300.0, 200.0, 200.0]}, [30.0], [9.0], 5)
+    said = notes(
+        result(
+            "sdma",
+            0,
+            1,
+            2,
+            routes=routes,
+            calls={"free": host, "sync": Host()},
+            device_ms={"GEMM": 5.0},
+        )
+    )
     assert any("75.0% of bytes direct; calls: 3 direct, 1 inner: late" in line for line in said)
     assert any("GEMM 5.0" in line for line in said)
-    assert any("longest 30 us" in line for line in said)
-    assert any("_allgather_base_ 1 of median 200 us, 0.20 ms in all" in line for line in said)
+    told = "reduce-scatter: 4 calls, median 200 us, mean 200 us, longest 300 us"
+    assert any(told in line for line in said)
+    assert any("free: host, agreeing: 1 calls, median 30 us" in line for line in said)
+    assert any("sync: host, 0 allocations by the driver" in line for line in said)
 
 
 def test_what_was_counted_before_is_left_out() -> None:
@@ -113,29 +127,20 @@ def test_what_was_counted_before_is_left_out() -> None:
     assert since({}, after) == after
 
 
-def test_a_handshake_is_the_time_in_a_call_before_its_direct_range() -> None:
-    def event(name: str, start: float, parent: object = None) -> SimpleNamespace:
-        return SimpleNamespace(
-            name=name, time_range=SimpleNamespace(start=start), cpu_parent=parent
-        )
+def test_the_host_is_timed_in_collectives_for_the_length_of_the_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def gather(*_: object, **__: object) -> str:
+        return "work"
 
-    call = event("c10d::_allgather_base_", 100.0)
-    inside = event("sdma::all_gather_into_tensor direct", 130.0, call)
-    elsewhere = event("sdma::all_gather_into_tensor direct", 400.0)
-    assert handshakes([call, inside, elsewhere]) == [30.0]
-
-
-def test_calls_are_told_apart_by_operator_and_others_left_out() -> None:
-    def event(name: str, microseconds: float) -> SimpleNamespace:
-        return SimpleNamespace(
-            name=name, time_range=SimpleNamespace(elapsed_us=lambda: microseconds)
-        )
-
-    gathers = [event("c10d::_allgather_base_", us) for us in (5.0, 7.0)]
-    assert calls([*gathers, event("aten::mm", 9.0), event("c10d::barrier", 1.0)]) == {
-        "_allgather_base_": [5.0, 7.0],
-        "barrier": [1.0],
-    }
+    name = next(name for name in COLLECTIVES["all-gather"] if hasattr(dist, name))
+    monkeypatch.setattr(dist, name, gather)
+    with observed() as host:
+        assert getattr(dist, name)("output", "input", group=None) == "work"
+    assert getattr(dist, name) is gather
+    [microseconds] = host.calls["all-gather"]
+    assert microseconds > 0
+    assert host.calls["reduce-scatter"] == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""What the host of a rank does for collectives during steps."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pg_sdma import flight_record
+
+# That FSDP2 calls: under their first name where torch has it.
+COLLECTIVES = {
+    "all-gather": ("all_gather_single", "all_gather_into_tensor"),
+    "reduce-scatter": ("reduce_scatter_single", "reduce_scatter_tensor"),
+}
+
+
+@dataclass
+class Host:
+    """Of one rank. Times are microseconds."""
+
+    calls: dict[str, list[float]] = field(default_factory=dict)
+    """Of COLLECTIVES -> in each call, whoever carries it."""
+    agreeing: list[float] = field(default_factory=list)
+    """In calls that went direct, until the ranks had agreed on that."""
+    enqueueing: list[float] = field(default_factory=list)
+    """In those, from there on."""
+    allocations: int = 0
+    """Of device memory by the driver, for torch's allocator."""
+
+    def lines(self) -> list[str]:
+        """What is printed of it."""
+        parts = {**self.calls, "agreeing": self.agreeing, "enqueueing": self.enqueueing}
+        lines = [
+            f"{name}: {len(times)} calls, median {statistics.median(times):.0f} us, "
+            f"mean {statistics.mean(times):.0f} us, longest {max(times):.0f} us"
+            for name, times in parts.items()
+            if times
+        ]
+        return [*lines, f"{self.allocations} allocations by the driver"]
+
+
+@contextmanager
+def observed() -> Iterator[Host]:
+    """Fills a Host with what happens in the block.
+
+    Of agreeing and enqueueing there are only the calls that the flight record still has
+    (PG_SDMA_TRACE_ENTRIES).
+    """
+    host = Host()
+    began, allocated = time.time_ns(), _allocations()
+    with _timed(host.calls):
+        yield host
+    host.allocations = _allocations() - allocated
+    for lane in flight_record()["lanes"]:
+        for entry in lane["entries"]:
+            if entry["route"] == "direct" and entry["started_ns"] >= began:
+                host.agreeing.append((entry["decided_ns"] - entry["started_ns"]) / 1e3)
+                host.enqueueing.append((entry["issued_ns"] - entry["decided_ns"]) / 1e3)
+
+
+def _allocations() -> int:
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if _on_gpu() else 0
+
+
+def _on_gpu() -> bool:
+    return torch.cuda.is_available() and torch.cuda.is_initialized()
+
+
+@contextmanager
+def _timed(calls: dict[str, list[float]]) -> Iterator[None]:
+    before = {}
+    for collective, names in COLLECTIVES.items():
+        name = next(name for name in names if hasattr(dist, name))
+        before[name] = getattr(dist, name)
+        setattr(dist, name, _noting(before[name], calls.setdefault(collective, [])))
+    try:
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(dist, name, function)
+
+
+def _noting(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        began = time.perf_counter_ns()
+        try:
+            return function(*arguments, **named)
+        finally:
+            times.append((time.perf_counter_ns() - began) / 1e3)
+
+    return call
