@@ -33,7 +33,7 @@ Sharing::~Sharing() {
   }
   stop_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (const uint64_t export_id : posted_) page_.withdraw_ticket(rank_, export_id);
+  for (const auto& [export_id, last] : posted_) page_.withdraw_ticket(rank_, export_id);
   if (kept_open_ || page_.done(rank_) < last_direct_) return;
   for (const auto& [key, import] : imports_) engine_->close(import.mapping);
 }
@@ -42,9 +42,12 @@ Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
   inject::at("export");
   const Place place = engine_->publish(data, bytes);
   if (!engine_->opens_exports()) return place;
-  if (published_for_ != number) published_.clear();
-  published_for_ = number;
-  published_.push_back(place.export_id);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (published_for_ != number) published_.clear();
+    published_for_ = number;
+    published_.push_back(place.export_id);
+  }
   Ticket posted;
   if (page_.find_ticket(rank_, place.export_id, posted)) return place;
   // A new export often lies where an old one was, and some drivers map the one only after the
@@ -53,24 +56,35 @@ Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
   // peers are patient.
   if (withdrawn_for_ != number) withdraw_tickets();
   withdrawn_for_ = number;
-  // Not one of the same operation's: its peers look for them all.
-  const auto may_replace = [this, over = all_caught_up()](uint64_t export_id) {
-    return over && std::find(published_.begin(), published_.end(), export_id) == published_.end();
+  const auto may_replace = [this](uint64_t other) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return !needed(other);
   };
   if (!page_.post_ticket(rank_, engine_->ticket(place.export_id), may_replace)) {
     throw CannotShare("more exports than late ranks can be told of at a time");
   }
   std::lock_guard<std::mutex> lock(mutex_);
-  posted_.insert(place.export_id);
+  posted_.emplace(place.export_id, 0);
   start_thread();
   return place;
 }
 
-bool Sharing::all_caught_up() const {
-  for (size_t rank = 0; rank < identities_.size(); ++rank) {
-    if (page_.caught_up(static_cast<int>(rank)) < kept_for_) return false;
+void Sharing::keep_tickets(uint64_t number) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const uint64_t export_id : published_) {
+    if (const auto found = posted_.find(export_id); found != posted_.end()) found->second = number;
   }
-  return true;
+}
+
+bool Sharing::needed(uint64_t export_id) const {
+  const auto current = std::find(published_.begin(), published_.end(), export_id);
+  if (current != published_.end() && published_for_ > settled_) return true;
+  const auto found = posted_.find(export_id);
+  if (found == posted_.end()) return false;
+  for (size_t rank = 0; rank < identities_.size(); ++rank) {
+    if (page_.done(static_cast<int>(rank)) < found->second) return true;
+  }
+  return false;
 }
 
 Mapping Sharing::open(int peer, uint64_t export_id, uint64_t number) {
@@ -112,7 +126,9 @@ void Sharing::withdraw_tickets() {
   std::vector<uint64_t> posted;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    posted.assign(posted_.begin(), posted_.end());
+    for (const auto& [export_id, last] : posted_) {
+      if (!needed(export_id)) posted.push_back(export_id);
+    }
   }
   for (const uint64_t export_id : posted) {
     if (engine_->live(export_id)) continue;

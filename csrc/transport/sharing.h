@@ -13,7 +13,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,10 +43,10 @@ class Sharing {
   // Operation `number` is enqueued (direct), or has gone elsewhere.
   void settle(uint64_t number, bool direct);
 
-  // Peers that are late look for the tickets of operation `number` and of those before it, until
-  // they have caught up with it. A new export that would take a ticket's place cannot be shared
-  // meanwhile.
-  void keep_tickets(uint64_t number) { kept_for_ = number; }
+  // Peers that are late look for the tickets of operation `number`, the last that published, until
+  // it is done: those stay meanwhile, though a part of the memory be gone that the operation does
+  // not use. A new export that would take a ticket's place cannot be shared then.
+  void keep_tickets(uint64_t number);
 
   // Closes nothing from here on, not even at the end.
   void keep_open();
@@ -59,7 +58,8 @@ class Sharing {
     uint64_t last_use = 0;  // the last operation that opened it
   };
 
-  bool all_caught_up() const;
+  // Whether peers may yet look for the ticket of an own export. With the lock held.
+  bool needed(uint64_t export_id) const;
   void withdraw_tickets();
   void close_imports();
   void start_thread();
@@ -71,12 +71,12 @@ class Sharing {
   const std::vector<std::string> identities_;
   const pid_t process_;
 
+  uint64_t withdrawn_for_ = 0;  // the last operation that looked for dead exports
+  std::mutex mutex_;
   uint64_t published_for_ = 0;       // the last operation that published
   std::vector<uint64_t> published_;  // its exports
-  uint64_t withdrawn_for_ = 0;       // the last operation that looked for dead exports
-  uint64_t kept_for_ = 0;
-  std::mutex mutex_;
-  std::set<uint64_t> posted_;  // own exports with a ticket on the page
+  // Own exports with a ticket on the page, and the last operation that keeps it there.
+  std::map<uint64_t, uint64_t> posted_;
   std::map<Key, Import> imports_;
   uint64_t settled_ = 0;
   uint64_t last_direct_ = 0;

@@ -9,6 +9,7 @@
 //   import       rank 1 comes late, and cannot open what rank 0 shares
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
+//   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
 //   mismatch     rank 1 comes late, with another size
 //   invalid      rank 1 comes late, with bad arguments
 //   other-kind   rank 1 comes late, with a call that is not deferred
@@ -28,8 +29,10 @@ namespace {
 
 constexpr std::chrono::milliseconds kTimeout{60000};
 constexpr std::chrono::milliseconds kLate{400};
-constexpr std::chrono::milliseconds kLongerThanADrain{2500};  // of what a group leaves behind
+constexpr std::chrono::milliseconds kLongerThanADrain{2500};        // of what a group leaves behind
+constexpr std::chrono::milliseconds kLongerThanATicketLasts{1000};  // once its memory is gone
 constexpr size_t kShard = 1000;
+constexpr size_t kChunk = 1 << 16;
 constexpr int kRing = 16;
 
 unsigned char content(int rank, int number, size_t at) {
@@ -174,6 +177,33 @@ void tickets(int rank, DirectTransport& transport) {
   gathers[0].check();
 }
 
+void unmapped(int rank, DirectTransport& transport) {
+  Buffer segment(3 * kChunk, kChunk, rank);
+  const auto call_of = [&](size_t shard) {
+    std::memset(segment.data(), 0xA5, 2 * shard);
+    std::memset(segment.data() + rank * shard, rank + 1, shard);
+    Call call;
+    call.operation = "gather";
+    call.dtype = "uint8";
+    call.timeout = kTimeout;
+    call.pieces.push_back(
+        {segment.data() + rank * shard, shard, {segment.data(), segment.data() + shard}});
+    return call;
+  };
+  do {  // until both ranks have opened the whole segment of the other
+    REQUIRE(carry(transport, call_of(3 * kChunk / 2)));
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+  } while (transport.deferred());
+  const Call call = call_of(kShard);
+  if (rank == 1) std::this_thread::sleep_for(kLongerThanATicketLasts);
+  REQUIRE(carry(transport, call));
+  REQUIRE(transport.deferred());
+  if (rank == 0) segment.unmap_chunk(2);
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  for (size_t at = 0; at < 2 * kShard; ++at) REQUIRE(segment.data()[at] == at / kShard + 1);
+  if (rank == 0) segment.map_chunk(2, rank);
+}
+
 void misfit(int rank, DirectTransport& transport, const std::string& which) {
   Gather gather(rank, 2, 0, true);
   if (rank == 0) {
@@ -214,6 +244,8 @@ int main(int argc, char** argv) {
       leave(rank, transport);
     } else if (which == "tickets") {
       tickets(rank, *transport);
+    } else if (which == "unmapped") {
+      unmapped(rank, *transport);
     } else {
       misfit(rank, *transport, which);
     }
