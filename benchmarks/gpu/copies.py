@@ -1,10 +1,11 @@
-"""How fast two GPUs copy from each other at once: by reads or by writes, on how many streams.
+"""How fast two GPUs copy from each other at once: by reads, by writes, or one of them by both.
 
     python benchmarks/gpu/copies.py
 
 One process drives both GPUs, so no handshake is in it. A read is enqueued on a stream of the GPU
-that gets the bytes, as an all-gather's copies are; a write on one of the GPU that has them. Several
-streams take a part of the bytes each.
+that gets the bytes; a write on one of the GPU that has them, as an all-gather's copies are. Several
+streams take a part of the bytes each. "one" is an all-gather for which a rank was late: the first
+GPU writes on one stream and reads on another, and the second does nothing.
 """
 
 from __future__ import annotations
@@ -24,31 +25,37 @@ SIZES = (1 << 20, 8 << 20, 64 << 20, 512 << 20)  # bytes, in each direction
 STREAMS = (1, 2, 3)
 CALLS = 8  # back to back
 DEVICES = (0, 1)
+READ, WRITE, ONE = "read", "write", "one"
 
 
 class Copies:
     """Copies of `size` bytes in both directions, in equal parts on `streams` streams a GPU."""
 
-    def __init__(self, driver: Driver, size: int, streams: int, write: bool) -> None:
+    def __init__(self, driver: Driver, size: int, streams: int, way: str) -> None:
         self._driver = driver
         self._streams = {d: [torch.cuda.Stream(d) for _ in range(streams)] for d in DEVICES}
         self._memory = {
             d: [torch.zeros(size, dtype=torch.uint8, device=d) for _ in range(2)] for d in DEVICES
         }
-        self._part = size // streams
-        self._write = write
+        self._part = size if way == ONE else size // streams
+        self._way = way
         for d in DEVICES:  # turns on peer access
             self._memory[d][1].copy_(self._memory[1 - d][0])
 
     def enqueue(self, device: int) -> None:
         """On the streams of `device`, whose context must be current."""
-        other = 1 - device
-        to, source = (other, device) if self._write else (device, other)
-        target, origin = self._memory[to][1].data_ptr(), self._memory[source][0].data_ptr()
+        if self._way == ONE and device != 0:
+            return
         for i, stream in enumerate(self._streams[device]):
-            offset = i * self._part
+            write = self._way == WRITE or (self._way == ONE and i == 0)
+            to, source = (1 - device, device) if write else (device, 1 - device)
+            offset = 0 if self._way == ONE else i * self._part
             self._driver(
-                "cuMemcpyAsync", target + offset, origin + offset, self._part, stream.cuda_stream
+                "cuMemcpyAsync",
+                self._memory[to][1].data_ptr() + offset,
+                self._memory[source][0].data_ptr() + offset,
+                self._part,
+                stream.cuda_stream,
             )
 
     def seconds(self) -> float:
@@ -78,11 +85,11 @@ class Copies:
 
 
 def measure(driver: Driver, rounds: int) -> None:
-    ways = [(write, streams) for write in (False, True) for streams in STREAMS]
-    names = [f"{'write' if write else 'read'} {streams}" for write, streams in ways]
+    ways = [(way, streams) for way in (READ, WRITE) for streams in STREAMS] + [(ONE, 2)]
+    names = [f"{way} {streams}" for way, streams in ways]
     print("  size (B)" + "".join(f"{name:>10}" for name in names) + "   GB/s, by streams")
     for size in SIZES:
-        copies = [Copies(driver, size, streams, write) for write, streams in ways]
+        copies = [Copies(driver, size, streams, way) for way, streams in ways]
         times: list[list[float]] = [[] for _ in ways]
         for _ in range(rounds):
             for samples, copy in zip(times, copies, strict=True):

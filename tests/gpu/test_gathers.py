@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gathers import run_cases
-from groups import PATIENT, GpuRanks, calls_by_route
+from groups import PATIENT, GpuRanks, calls_by_route, level
 from rows import ROWS, Gathered, Raised
 from test_table import assert_same, run
 
@@ -94,6 +95,29 @@ def test_random_gathers_of_late_ranks(
         # Lists go to the inner either way.
         assert routes["inner: late"] > 0
         assert routes["direct"] > (sum(routes.values()) / 2 if late == "direct" else 0)
+
+
+def leave_the_group_to_a_late_rank() -> tuple[bool, dict[str, int]]:
+    rank = dist.get_rank()
+    group = dist.new_group()
+    own = torch.full((1 << 20,), rank, dtype=torch.uint8, device="cuda")
+    output = torch.empty(2 << 20, dtype=torch.uint8, device="cuda")
+    dist.all_gather_into_tensor(output, own, group)  # which votes
+    output.fill_(255)
+    torch.cuda.synchronize()
+    level()
+    if rank == 1:
+        time.sleep(1)
+    dist.all_gather_into_tensor(output, own, group)
+    routes = calls_by_route(group)
+    dist.destroy_process_group(group)
+    return bool(output.view(2, -1).eq(torch.arange(2, device="cuda")[:, None]).all()), routes
+
+
+def test_a_rank_may_leave_its_group_before_a_late_one_comes(gpu_ranks: GpuRanks) -> None:
+    for right, routes in gpu_ranks(2).run(leave_the_group_to_a_late_rank):
+        assert right
+        assert routes == {"direct": 2}
 
 
 @pytest.mark.parametrize("bind", [False, True])
