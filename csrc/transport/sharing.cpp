@@ -132,8 +132,9 @@ void Sharing::withdraw_tickets() {
   }
   for (const uint64_t export_id : posted) {
     if (engine_->live(export_id)) continue;
-    page_.withdraw_ticket(rank_, export_id);
     std::lock_guard<std::mutex> lock(mutex_);
+    if (needed(export_id)) continue;  // by now: an operation uses a part that is still there
+    page_.withdraw_ticket(rank_, export_id);
     posted_.erase(export_id);
   }
 }
