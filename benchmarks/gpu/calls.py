@@ -1,10 +1,6 @@
 """The host's time of each driver call that an all-gather makes.
 
     python benchmarks/gpu/calls.py
-    python benchmarks/gpu/calls.py --cold
-
-Many calls in a row, or, with --cold, each after the forward and backward of some layers: within a
-training step the processor's caches hold other code than the driver's.
 
 By ctypes, whose own cost (that of a call that asks for the driver's version) is subtracted. Every
 call is made on streams that never wait, and so many at a time that the launch queue is not full.
@@ -13,7 +9,6 @@ With two GPUs the copies are from the second; otherwise within the first.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import statistics
 import sys
@@ -99,46 +94,24 @@ def calls(driver: Driver) -> Iterator[tuple[str, Callable[[], int]]]:
     )
 
 
-def layers() -> Callable[[], None]:
-    """What runs a forward and a backward of some layers."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(8))).cuda()
-    inputs = torch.randn(4, 256, device="cuda")
-
-    def train() -> None:
-        model(inputs).sum().backward()
-
-    return train
-
-
-def times_of(call: Callable[[], int], before: Callable[[], None] | None) -> list[float]:
-    """Seconds of each call. `before` runs in front of each."""
-    times = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        for _ in range(CALLS if before is None else 1):
-            if before is not None:
-                before()
-            began = time.perf_counter()
-            code = call()
-            times.append(time.perf_counter() - began)
-            assert code == 0, f"the driver gave {code}"
-    return times
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cold", action="store_true", help="each after a forward and a backward")
-    options = parser.parse_args()
     driver = Driver()
     # Torch makes the same context current, and keeps it.
     torch.cuda.set_device(0)
     print(
         f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, torch {torch.__version__}"
     )
-    before = layers() if options.cold else None
     floor = 0.0
     for name, call in calls(driver):
-        microseconds = statistics.median(times_of(call, before)) * 1e6
+        times = []
+        for _ in range(ROUNDS):
+            torch.cuda.synchronize()
+            for _ in range(CALLS):
+                began = time.perf_counter()
+                code = call()
+                times.append(time.perf_counter() - began)
+                assert code == 0, f"{name} gave {code}"
+        microseconds = statistics.median(times) * 1e6
         floor = floor or microseconds  # ctypes' own
         print(f"{microseconds - floor:8.2f} us  {name}")
 
