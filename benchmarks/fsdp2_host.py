@@ -30,13 +30,20 @@ class Host:
     agreeing: list[float] = field(default_factory=list)
     """In calls that went direct, until the ranks had agreed on that."""
     enqueueing: list[float] = field(default_factory=list)
-    """In those, from there on."""
+    """In those, from there on, where all ranks had come."""
+    enqueueing_late: list[float] = field(default_factory=list)
+    """The same of the others, which go in order of arrival."""
     allocations: int = 0
     """Of device memory by the driver, for torch's allocator."""
 
     def lines(self) -> list[str]:
         """What is printed of it."""
-        parts = {**self.calls, "agreeing": self.agreeing, "enqueueing": self.enqueueing}
+        parts = {
+            **self.calls,
+            "agreeing": self.agreeing,
+            "enqueueing": self.enqueueing,
+            "enqueueing in order of arrival": self.enqueueing_late,
+        }
         lines = [
             f"{name}: {len(times)} calls, median {statistics.median(times):.0f} us, "
             f"mean {statistics.mean(times):.0f} us, longest {max(times):.0f} us"
@@ -62,7 +69,8 @@ def observed() -> Iterator[Host]:
         for entry in lane["entries"]:
             if entry["route"] == "direct" and entry["started_ns"] >= began:
                 host.agreeing.append((entry["decided_ns"] - entry["started_ns"]) / 1e3)
-                host.enqueueing.append((entry["issued_ns"] - entry["decided_ns"]) / 1e3)
+                times = host.enqueueing_late if entry["reason"] else host.enqueueing
+                times.append((entry["issued_ns"] - entry["decided_ns"]) / 1e3)
 
 
 def _allocations() -> int:

@@ -118,7 +118,7 @@ bool FlightRecorder::read(const Slot& slot, Entry& into) {
   into.state = slot.state.load(kRelaxed);
   into.number = slot.number.load(kRelaxed);
   if (const std::string* reason = slot.reason.load(kRelaxed)) {
-    into.route = reason->empty() ? "direct" : "inner";
+    into.route = reason->empty() || *reason == kInOrderOfArrival ? "direct" : "inner";
     into.reason = *reason;
   }
   into.stream = slot.stream.load(kRelaxed);

@@ -40,7 +40,7 @@ class FlightRecorder {
     State state = State::kScheduled;
     uint64_t number = 0;  // its last number on the direct route, 0 if it never took one
     std::string route;    // "direct", "inner", or empty while undecided
-    std::string reason;   // why the inner
+    std::string reason;   // why the inner; kInOrderOfArrival; or empty
     uintptr_t stream = 0;
     int64_t created_ns = 0;
     int64_t started_ns = 0;
@@ -56,8 +56,11 @@ class FlightRecorder {
   // Returns the new entry's id; 0 where nothing is recorded, which the calls below ignore.
   uint64_t add(const Made& made);
   void start(uint64_t id, uintptr_t stream);
-  // The route of (the last part of) an operation. `reason` comes from keep(), and is empty for the
-  // direct route.
+  // The reason of a direct operation for which ranks were late.
+  static constexpr const char* kInOrderOfArrival = "in order of arrival";
+
+  // The route of (the last part of) an operation. `reason` comes from keep(); the direct route has
+  // an empty one, or kInOrderOfArrival.
   void route(uint64_t id, uint64_t number, const std::string* reason);
   // Keeps a reason for as long as the recorder: there are few. From any thread.
   const std::string* keep(const std::string& reason);
@@ -80,7 +83,7 @@ class FlightRecorder {
     std::atomic<int64_t> timeout_ms{0};
     std::atomic<State> state{State::kScheduled};
     std::atomic<uint64_t> number{0};
-    std::atomic<const std::string*> reason{nullptr};  // null: undecided; empty: direct
+    std::atomic<const std::string*> reason{nullptr};  // null: undecided
     std::atomic<uintptr_t> stream{0};
     std::atomic<int64_t> created_ns{0};
     std::atomic<int64_t> started_ns{0};

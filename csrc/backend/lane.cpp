@@ -32,6 +32,7 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       timeout_(group_->timeout),
       recorder_(group_->settings.trace_entries),
       direct_(recorder_.keep("")),
+      deferred_(recorder_.keep(FlightRecorder::kInOrderOfArrival)),
       not_ours_(recorder_.keep("not an operation that goes direct")),
       rendezvous_(vote_options(),
                   std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
@@ -124,8 +125,10 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     const Decision decision = transport_->agree(part);
     stats_.count(part.operation, decision.reason, part.total_bytes());
     if (recorder_.on()) {
-      const std::string* reason = decision.direct ? direct_ : recorder_.keep(decision.reason);
-      recorder_.route(collective.record, transport_->number(), reason);
+      const std::string* why = !decision.direct         ? recorder_.keep(decision.reason)
+                               : transport_->deferred() ? deferred_
+                                                        : direct_;
+      recorder_.route(collective.record, transport_->number(), why);
     }
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());

@@ -159,6 +159,7 @@ class Lane final : private Carrier, private Recorded {
   Stats stats_;
   FlightRecorder recorder_;
   const std::string* const direct_;      // the empty reason
+  const std::string* const deferred_;    // of direct ones for which ranks were late
   const std::string* const not_ours_;    // why other collectives are the inner's
   std::atomic<bool> live_{false};        // once the vote is over
   std::atomic<uint64_t> ready_from_{0};  // bytes from which Collective::get_ready() has a point

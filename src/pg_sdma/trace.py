@@ -22,7 +22,7 @@ class Collective(TypedDict):
     route: str
     """"direct", "inner", or "" while that is undecided."""
     reason: str
-    """Why the inner carries it."""
+    """Why the inner carries it; "in order of arrival" of a direct one for which ranks were late."""
     number: int
     """Its (last) number on the direct route; 0 where it never took one."""
     state: str

@@ -15,6 +15,8 @@ from groups import PATIENT, GpuRanks, calls_by_route, level
 from rows import ROWS, Gathered, Raised
 from test_table import assert_same, run
 
+from pg_sdma import flight_record
+
 pytestmark = pytest.mark.gpu
 
 SEED = 1
@@ -97,7 +99,7 @@ def test_random_gathers_of_late_ranks(
         assert routes["direct"] > (sum(routes.values()) / 2 if late == "direct" else 0)
 
 
-def leave_the_group_to_a_late_rank() -> tuple[bool, dict[str, int]]:
+def leave_the_group_to_a_late_rank() -> tuple[bool, dict[str, int], str]:
     rank = dist.get_rank()
     group = dist.new_group()
     own = torch.full((1 << 20,), rank, dtype=torch.uint8, device="cuda")
@@ -110,13 +112,21 @@ def leave_the_group_to_a_late_rank() -> tuple[bool, dict[str, int]]:
         time.sleep(1)
     dist.all_gather_into_tensor(output, own, group)
     routes = calls_by_route(group)
+    [lane] = [
+        x for x in flight_record()["lanes"] if x["group"] == group.group_name and x["entries"]
+    ]
     dist.destroy_process_group(group)
-    return bool(output.view(2, -1).eq(torch.arange(2, device="cuda")[:, None]).all()), routes
+    return (
+        bool(output.view(2, -1).eq(torch.arange(2, device="cuda")[:, None]).all()),
+        routes,
+        lane["entries"][-1]["reason"],
+    )
 
 
 def test_a_rank_may_leave_its_group_before_a_late_one_comes(gpu_ranks: GpuRanks) -> None:
-    for right, routes in gpu_ranks(2).run(leave_the_group_to_a_late_rank):
+    for right, routes, reason in gpu_ranks(2).run(leave_the_group_to_a_late_rank):
         assert right
+        assert reason == "in order of arrival"
         assert routes == {"direct": 2}
 
 

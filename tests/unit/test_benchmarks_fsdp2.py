@@ -96,7 +96,7 @@ def test_each_contestant_but_the_first_is_compared_with_it_in_every_round() -> N
 def test_notes_tell_how_many_calls_were_late() -> None:
     late = {"direct": {"calls": 3, "bytes": 75}, "inner: late": {"calls": 1, "bytes": 25}}
     routes = {"free": {"all_gather": late}, "sync": {}}
-    host = Host({"reduce-scatter": [100.0, 300.0, 200.0, 200.0]}, [30.0], [9.0], 5)
+    host = Host({"reduce-scatter": [100.0, 300.0, 200.0, 200.0]}, [30.0], [9.0], [], 5)
     said = notes(
         result(
             "sdma",
