@@ -110,6 +110,12 @@ void DirectTransport::write_late_program(const Call& call) {
   program_.clear();
   copy_own(call, all, 0);
   program_.push_back(Step::write(page_.ready(options_.rank), number_));
+  // One call of the driver for both: what follows on either track is behind it.
+  if (!earlier_->empty()) program_.push_back(Step::wait(page_.ready(earlier_->front()), number_));
+  const auto await_ready = [&](int peer, uint32_t track) {
+    if (peer == earlier_->front()) return;
+    program_.push_back(Step::wait(page_.ready(peer), number_).on(track));
+  };
   for (const int peer : *earlier_) {
     try {
       open_exports_of(peer, regions);
@@ -118,12 +124,12 @@ void DirectTransport::write_late_program(const Call& call) {
       throw CannotShare("the output of rank " + std::to_string(peer) +
                         " cannot be reached: " + error.what());
     }
-    program_.push_back(Step::wait(page_.ready(peer), number_).on(Step::kBeside));
+    await_ready(peer, Step::kBeside);
     copy_from(peer, call, all, Step::kBeside);
   }
   uint32_t track = 0;
   for (const int peer : *earlier_) {
-    program_.push_back(Step::wait(page_.ready(peer), number_).on(++track));
+    await_ready(peer, ++track);
     copy_to(peer, call, all, track);
   }
 }
