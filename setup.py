@@ -18,7 +18,7 @@ except ImportError as error:
     sys.exit(
         f"pg_sdma is built against the torch you run, and this build cannot import it: {error}.\n"
         "Build isolation hides the environment's torch. In an environment that has torch, run:\n\n"
-        "    pip install 'setuptools>=77.0.3' wheel ninja\n"
+        "    pip install 'setuptools>=77.0.3,<82' wheel ninja\n"
         "    pip install --no-build-isolation .\n\n"
         "(Without ninja the build works too, one file at a time.)"
     )

@@ -47,7 +47,7 @@ TunedBounds read_bounds(const py::dict& dict) {
           optional_of<std::string>(dict, "text").value_or("")};
 }
 
-// Names are the fields of pg_sdma.settings.Settings; what is absent keeps its default.
+// Of what _C.pyi lists; what is absent keeps its default.
 Settings read_settings(const py::dict& dict) {
   Settings settings;
   settings.enabled = optional_of<bool>(dict, "enabled").value_or(settings.enabled);
@@ -143,11 +143,11 @@ std::shared_ptr<CourierOffer> offer_with(const py::function& make, const Group& 
 }
 
 // The static rule, for its test.
-std::string static_rule(uint64_t output_bytes, uint32_t tensors, bool even, bool coalescing,
+std::string static_rule(uint64_t total_bytes, uint32_t tensors, bool even, bool coalescing,
                         bool capturing, const std::string& unsupported, bool sums,
                         const std::string& why_no_transport, const std::string& why_no_sums,
                         uint64_t min_bytes, uint64_t min_sum_bytes, uint64_t min_mean_bytes) {
-  return static_refusal({output_bytes, tensors, even, coalescing, capturing, unsupported, sums},
+  return static_refusal({total_bytes, tensors, even, coalescing, capturing, unsupported, sums},
                         {why_no_transport, why_no_sums, min_bytes, min_sum_bytes, min_mean_bytes});
 }
 
@@ -218,7 +218,7 @@ PYBIND11_MODULE(_C, module) {
   module.def("_flight_record", &flight_record::json, py::arg("rank"), py::arg("reason"),
              py::call_guard<py::gil_scoped_release>());
 
-  module.def("_static_refusal", &static_rule, py::kw_only(), py::arg("output_bytes"),
+  module.def("_static_refusal", &static_rule, py::kw_only(), py::arg("total_bytes"),
              py::arg("tensors") = 1, py::arg("even") = true, py::arg("coalescing") = false,
              py::arg("capturing") = false, py::arg("unsupported") = "", py::arg("sums") = false,
              py::arg("why_no_transport") = "", py::arg("why_no_sums") = "",

@@ -31,10 +31,10 @@ class Chain {
 
   // Whether asynchronous calls are carried out by a thread of the chain's, which may block.
   virtual bool has_worker() const { return false; }
-  // True while collectives of this rank have yet to be issued: later ones must be deferred.
-  virtual bool defers() { return false; }
+  // True while collectives of this rank have yet to be issued: later ones must queue.
+  virtual bool busy() { return false; }
   // Issues the collective in `body` in its turn; the Work stands for the one that body returns.
-  virtual WorkPtr defer(Body body) = 0;
+  virtual WorkPtr enqueue(Body body) = 0;
 
   // Around an inner collective that is issued now.
   virtual void before_inner() = 0;

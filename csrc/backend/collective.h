@@ -31,6 +31,7 @@ class Collective : public std::enable_shared_from_this<Collective> {
   uint64_t record = 0;  // the flight recorder's
 
   virtual const char* name() const = 0;  // the operation's, as users know it
+  int rank() const { return rank_; }
   const Tensors& inputs() const { return inputs_; }
   const Tensors& outputs() const { return outputs_; }
   // Whether the call has tensors, and so a device.

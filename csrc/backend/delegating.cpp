@@ -39,11 +39,11 @@ DelegatingBackend::DelegatingBackend(std::shared_ptr<const Group> group, const I
     : Backend(group->rank, group->size), group_(std::move(group)) {
   const int rank = rank_;
   const int size = size_;
-  TORCH_CHECK_VALUE(!inners.empty(), "[rank ", rank, "] sdma wraps at least one backend, got none");
+  TORCH_CHECK_VALUE(!inners.empty(), "rank ", rank, ": sdma wraps at least one backend, got none");
   for (const auto& [device, inner] : inners) {
-    TORCH_CHECK_VALUE(inner, "[rank ", rank, "] sdma got no backend to wrap for ", device);
-    TORCH_CHECK_VALUE(inner->getRank() == rank && inner->getSize() == size, "[rank ", rank,
-                      "] sdma is rank ", rank, " of ", size, ", but the backend to wrap for ",
+    TORCH_CHECK_VALUE(inner, "rank ", rank, ": sdma got no backend to wrap for ", device);
+    TORCH_CHECK_VALUE(inner->getRank() == rank && inner->getSize() == size, "rank ", rank,
+                      ": sdma is rank ", rank, " of ", size, ", but the backend to wrap for ",
                       device, " is rank ", inner->getRank(), " of ", inner->getSize());
     lanes_.emplace_back(device, std::make_unique<Lane>(group_, device, inner));
   }
@@ -60,7 +60,7 @@ Lane& DelegatingBackend::lane_for(const char* operation, c10::DeviceType device)
   for (const auto& [served, lane] : lanes_) {
     devices += c10::str(devices.empty() ? "" : ", ", served);
   }
-  TORCH_CHECK(false, "[rank ", rank_, "] sdma ", operation, ": the tensors are on ", device,
+  TORCH_CHECK(false, "rank ", rank_, ": ", operation, ": the tensors are on ", device,
               ", but this group serves ", devices,
               "; name a backend for that device in init_process_group, or move the tensors");
 }

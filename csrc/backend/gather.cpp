@@ -47,7 +47,7 @@ Gather::Gather(Form form, int rank, int world, Tensors outputs, Tensors inputs,
   // Where the arguments are bad, too, this is the size that the peers most likely see: the static
   // rule has to decide as theirs does.
   for (const at::Tensor& input : inputs_) {
-    if (is_plain(input)) facts.output_bytes += input.nbytes() * static_cast<size_t>(world);
+    if (is_plain(input)) facts.total_bytes += input.nbytes() * static_cast<size_t>(world);
   }
   if (form_ == Form::kList && !device().is_cpu()) {
     for (const at::Tensor& output : outputs_) {

@@ -28,13 +28,13 @@ class HostChain final : public Chain {
  public:
   bool has_worker() const override { return true; }
 
-  bool defers() override {
+  bool busy() override {
     reap();
     std::lock_guard<std::mutex> lock(mutex_);
     return !tasks_.empty() || running_;
   }
 
-  WorkPtr defer(Body body) override {
+  WorkPtr enqueue(Body body) override {
     return post(c10d::OpType::UNKNOWN, {}, [this, body = std::move(body)] {
       const WorkPtr work = body();
       if (work) await(work);
@@ -55,7 +55,7 @@ class HostChain final : public Chain {
   void before_direct(Transport&) override {}
 
   WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) override {
-    if (!collective->async && !defers()) {
+    if (!collective->async && !busy()) {
       carry(*collective, carrier);
       return nullptr;
     }
@@ -151,7 +151,8 @@ class HostChain final : public Chain {
         });
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      TORCH_CHECK_WITH(DistBackendError, !stopping_, "the group has been shut down");
+      TORCH_CHECK_WITH(DistBackendError, !stopping_,
+                       "the group has been destroyed; make a new one");
       tasks_.push_back(task);
       if (!worker_.joinable()) worker_ = std::thread([this] { serve(); });
     }

@@ -56,7 +56,7 @@ Lane::~Lane() {
 
 WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   check_fork();
-  if (group_->settings.enabled && collective->facts.output_bytes >= ready_from_) {
+  if (group_->settings.enabled && collective->facts.total_bytes >= ready_from_) {
     collective->get_ready();
   }
   std::lock_guard<std::timed_mutex> lock(mutex_);
@@ -67,8 +67,8 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   try {
     // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must
     // not hold up their caller: a peer may be waiting for what the caller does next.
-    const bool later = chain_->defers() || (chain_->has_worker() && collective->async && !voted_ &&
-                                            !collective->facts.coalescing);
+    const bool later = chain_->busy() || (chain_->has_worker() && collective->async && !voted_ &&
+                                          !collective->facts.coalescing);
     if (!later) {
       prepare(*collective);
       const std::string refusal = static_refusal(collective->facts, policy_);
@@ -170,7 +170,7 @@ WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
   recorder_.end(collective.record, FlightRecorder::State::kFailed);  // unless it comes to be issued
   if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
   refuse_silence(collective, reason);
-  stats_.count(collective.call.operation, reason, collective.facts.output_bytes);
+  stats_.count(collective.call.operation, reason, collective.facts.total_bytes);
   if (transport_) transport_->note_elsewhere(collective.name());
   chain_->before_inner();
   WorkPtr work = collective.on_inner(*inner_);
@@ -183,7 +183,7 @@ void Lane::refuse_silence(const Collective& collective, const std::string& reaso
   TORCH_CHECK(!group_->settings.strict || off_everywhere_, "rank ", group_->rank,
               ": PG_SDMA_STRICT=1: ", collective.call.operation, " of group ", group_->name,
               " would use the inner backend ", inner_->getBackendName(), ": ", reason, " (",
-              collective.facts.output_bytes, " bytes in ", collective.facts.tensors,
+              collective.facts.total_bytes, " bytes in ", collective.facts.tensors,
               collective.facts.tensors == 1 ? " tensor)" : " tensors)");
 }
 

@@ -97,8 +97,8 @@ class Lane final : private Carrier, private Recorded {
       recorder_.end(record, FlightRecorder::State::kIssued);
       return work;
     };
-    if (chain_->defers()) {
-      return chain_->defer([call, args...]() mutable { return call(args...); });
+    if (chain_->busy()) {
+      return chain_->enqueue([call, args...]() mutable { return call(args...); });
     }
     chain_->before_inner();
     WorkPtr work = call(args...);

@@ -38,7 +38,7 @@ ReduceScatter::ReduceScatter(Form form, int rank, int world, Tensors outputs, Te
   // Where the arguments are bad, too, this is the size that the peers most likely see: the static
   // rule has to decide as theirs does.
   for (const at::Tensor& input : inputs_) {
-    if (is_plain(input)) facts.output_bytes += input.nbytes();
+    if (is_plain(input)) facts.total_bytes += input.nbytes();
   }
   facts.sums = !device().is_cpu();
   facts.unsupported = unsupported();

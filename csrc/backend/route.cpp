@@ -1,6 +1,17 @@
 #include "backend/route.h"
 
 namespace pg_sdma {
+namespace {
+
+// pg_sdma.tuning.LARGEST: the bound of an operation that never goes direct.
+constexpr uint64_t kNever = INT64_MAX;
+
+std::string below(const std::string& what, uint64_t bound) {
+  if (bound == kNever) return "the tuning file leaves it to the inner at every size";
+  return what + std::to_string(bound) + " bytes (PG_SDMA_MIN_BYTES)";
+}
+
+}  // namespace
 
 std::string static_refusal(const CallFacts& facts, const Policy& policy) {
   if (!policy.refusal.empty()) return policy.refusal;
@@ -9,10 +20,10 @@ std::string static_refusal(const CallFacts& facts, const Policy& policy) {
   if (facts.capturing) return "graph capture";
   if (facts.coalescing) return "inside a coalescing block";
   if (!facts.even) return "uneven shards";
-  if (facts.output_bytes < (facts.sums ? policy.min_sum_bytes : policy.min_bytes))
-    return "below PG_SDMA_MIN_BYTES";
-  if (facts.tensors > 1 && facts.output_bytes / facts.tensors < policy.min_mean_bytes) {
-    return "many small tensors";
+  const uint64_t least = facts.sums ? policy.min_sum_bytes : policy.min_bytes;
+  if (facts.total_bytes < least) return below("below ", least);
+  if (facts.tensors > 1 && facts.total_bytes / facts.tensors < policy.min_mean_bytes) {
+    return below("the mean of its tensors is below ", policy.min_mean_bytes);
   }
   return "";
 }

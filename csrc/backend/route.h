@@ -9,7 +9,7 @@ namespace pg_sdma {
 // What the static rule may look at. Never addresses, streams or the own input: those may differ
 // between ranks, and then so would the route.
 struct CallFacts {
-  uint64_t output_bytes = 0;  // of all ranks; of a reduce-scatter, of its input
+  uint64_t total_bytes = 0;  // of all ranks: an all-gather's output, a reduce-scatter's input
   uint32_t tensors = 1;
   bool even = true;         // every rank's shard has one size
   bool coalescing = false;  // between startCoalescing and endCoalescing

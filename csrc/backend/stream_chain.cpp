@@ -18,8 +18,8 @@ class StreamChain final : public Chain {
  public:
   explicit StreamChain(c10::DeviceType device) : guard_(device) {}
 
-  WorkPtr defer(Body) override {
-    TORCH_INTERNAL_ASSERT(false, "collectives on device tensors are never deferred");
+  WorkPtr enqueue(Body) override {
+    TORCH_INTERNAL_ASSERT(false, "collectives on device tensors do not queue");
   }
 
   void before_inner() override {
@@ -79,8 +79,7 @@ class StreamChain final : public Chain {
     kept->end = queue_->mark();
     kept->collective = collective;
     kept_.push_back(kept);
-    WorkPtr work = c10::make_intrusive<StreamWork>(collective->type, kept, collective->device(),
-                                                   collective->outputs());
+    WorkPtr work = c10::make_intrusive<StreamWork>(kept);
     if (pending.empty()) return work;
     pending.push_back(std::move(work));
     return c10::make_intrusive<JointWork>(std::move(pending));

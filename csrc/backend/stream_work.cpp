@@ -9,17 +9,22 @@ c10::Stream pooled_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device 
   return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-StreamWork::StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Device device,
-                       Tensors outputs)
-    : Work(-1, type), kept_(std::move(kept)), device_(device), outputs_(std::move(outputs)) {}
+StreamWork::StreamWork(std::shared_ptr<Kept> kept)
+    : Work(-1, kept->collective->type),
+      kept_(std::move(kept)),
+      rank_of_group_(kept_->collective->rank()),
+      operation_(kept_->collective->name()),
+      device_(kept_->collective->device()),
+      outputs_(kept_->collective->outputs()) {}
 
 bool StreamWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
   if (timeout == kNoTimeout) return true;
   const auto deadline = std::chrono::steady_clock::now() + timeout;
   while (!kept_->end->passed()) {
-    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "the collective was not done after ",
-                timeout.count(), " ms; look for the rank that has not made it");
+    TORCH_CHECK(std::chrono::steady_clock::now() < deadline, "rank ", rank_of_group_, ": ",
+                operation_, " was not done after ", timeout.count(),
+                " ms; look for the rank that has not made it (pg_sdma.flight_record())");
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   return true;

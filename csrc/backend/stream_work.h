@@ -35,7 +35,7 @@ class StreamWork final : public c10d::Work {
     std::shared_ptr<Collective> collective;
   };
 
-  StreamWork(c10d::OpType type, std::shared_ptr<Kept> kept, c10::Device device, Tensors outputs);
+  explicit StreamWork(std::shared_ptr<Kept> kept);
 
   bool isCompleted() override { return kept_->end->passed(); }
   bool isSuccess() const override { return true; }
@@ -49,6 +49,8 @@ class StreamWork final : public c10d::Work {
 
  private:
   std::shared_ptr<Kept> kept_;
+  const int rank_of_group_;
+  const char* const operation_;
   const c10::Device device_;
   Tensors outputs_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;

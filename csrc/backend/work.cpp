@@ -67,7 +67,8 @@ void HostWork::let_go() {
 }
 
 std::vector<at::Tensor> HostWork::result() {
-  TORCH_CHECK(isCompleted(), "Work::result() needs a completed operation: call wait() first");
+  TORCH_CHECK(isCompleted(), c10d::opTypeToString(retrieveOpType()),
+              ": Work::result() needs a completed operation: call wait() first");
   return kept_.outputs;
 }
 

@@ -27,7 +27,7 @@ class HostWork final : public c10d::Work {
   // thread of ours, because Python may have finalised.
   using Keeper = std::function<void(Kept)>;
 
-  // `outputs` is what result() gives; empty for a deferred inner collective, whose own Work tells.
+  // `outputs` is what result() gives; empty for a queued inner collective, whose own Work tells.
   HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body);
   ~HostWork() override;
 

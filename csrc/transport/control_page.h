@@ -42,7 +42,6 @@ struct SlotShape {
   uint64_t bytes = 0;  // of one slot
 };
 
-// How long a host waits, and for what it gives up early.
 using Clock = std::chrono::steady_clock;
 
 class ControlPage {

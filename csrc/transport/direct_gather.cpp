@@ -72,7 +72,7 @@ void DirectTransport::write_program(const Call& call) {
   }
   if (through_slots(call)) {
     slots_.write(call, program_);
-    program_.push_back(Step::write(page_.done(rank), number_));
+    add_done();
     return;  // peers find in the slots what they have not read yet
   }
   if (engine_->stream_ordered()) {
@@ -98,11 +98,15 @@ void DirectTransport::write_program(const Call& call) {
       for (int i = 1; i < world; ++i) copy_from((rank + i) % world, call, wave, 0);
     }
   }
-  add_end();
+  add_done();
+  add_wait_until_done();
 }
 
-void DirectTransport::add_end() {
+void DirectTransport::add_done() {
   program_.push_back(Step::write(page_.done(options_.rank), number_));
+}
+
+void DirectTransport::add_wait_until_done() {
   for (int i = 1; i < options_.world; ++i) {
     program_.push_back(Step::wait(page_.done((options_.rank + i) % options_.world), number_));
   }

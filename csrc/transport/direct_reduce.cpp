@@ -37,10 +37,8 @@ void DirectTransport::reduce(const Call& call, Reducer& reducer) {
       }
     }
     program_.clear();
-    program_.push_back(Step::write(page_.done(rank), number_));
-    for (int i = 1; i < world; ++i) {
-      program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
-    }
+    add_done();
+    add_wait_until_done();
     queue_->run(program_, *waiting);
     check_fault();
     sharing_.settle(number_, /*direct=*/true);
@@ -81,7 +79,7 @@ void DirectTransport::write_program(const Call& call, StreamReducer& reducer) {
     }
     program_.push_back(Step::fork());
     // The peers need not wait for this rank's last sum: their slices have been read.
-    if (n + 1 == pieces.size()) program_.push_back(Step::write(page_.done(rank), number_));
+    if (n + 1 == pieces.size()) add_done();
     for (const Landing& part : pieces[n]) {
       const Share& share = call.shares[part.share];
       launches_.push_back(reducer.launch(share, part.offset, part.bytes, which, part.at));
@@ -89,10 +87,8 @@ void DirectTransport::write_program(const Call& call, StreamReducer& reducer) {
     }
     program_.push_back(Step::mark(which));
   }
-  if (pieces.empty()) program_.push_back(Step::write(page_.done(rank), number_));
-  for (int i = 1; i < world; ++i) {
-    program_.push_back(Step::wait(page_.done((rank + i) % world), number_));
-  }
+  if (pieces.empty()) add_done();
+  add_wait_until_done();
   if (!pieces.empty()) {
     program_.push_back(Step::join((pieces.size() - 1) % ways));
   }

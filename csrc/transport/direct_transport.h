@@ -32,8 +32,8 @@ class DirectTransport final : public Transport {
     int rank = 0;
     int world = 1;
     uint64_t ring = 16;
-    // How long a host waits for its peers before the call goes to the inner. Zero: as long as the
-    // call's timeout, after which the group is broken (a host engine, where the inner blocks too).
+    // How long a host waits for its peers before they count as late. Zero: as long as the call's
+    // timeout, after which the group is broken (a host engine, where the inner blocks too).
     std::chrono::microseconds patience{0};
     // Not so long where that costs the device time: see Patience.
     bool only_while_free = false;
@@ -123,7 +123,8 @@ class DirectTransport final : public Transport {
   void copy_own(const Call& call, const Wave& wave, uint32_t track);
   void copy_from(int peer, const Call& call, const Wave& wave, uint32_t track);
   void copy_to(int peer, const Call& call, const Wave& wave, uint32_t track);
-  void add_end();  // this rank is done, and waits until all are
+  void add_done();             // this rank is done
+  void add_wait_until_done();  // and waits until all others are
 
   // Bytes [offset, offset + bytes) of every rank's slice of one share, and where in a landing.
   struct Landing {

@@ -137,7 +137,8 @@ void DirectTransport::write_late_program(const Call& call) {
 // A program of its own: the pulls run beside the pushes, and `done` speaks of both.
 void DirectTransport::tell_and_wait(Waiter& waiting) {
   program_.clear();
-  add_end();
+  add_done();
+  add_wait_until_done();
   queue_->run(program_, waiting);
 }
 

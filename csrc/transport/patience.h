@@ -1,5 +1,5 @@
-// How long a host waits for its peers within one call before it sends the call to the inner, where
-// the engine is stream-ordered.
+// How long a host waits for its peers within one call before they count as late, where the engine
+// is stream-ordered.
 #pragma once
 
 #include <chrono>

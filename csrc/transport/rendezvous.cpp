@@ -184,7 +184,7 @@ std::string Rendezvous::key(const std::string& step, int rank) const {
 }
 
 void Rendezvous::post(const std::string& step, const std::string& value) {
-  if (step != "joined") inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
+  inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
   board_->post(key(step, options_.rank), value);
 }
 

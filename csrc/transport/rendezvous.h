@@ -1,8 +1,8 @@
 // How the ranks of a group find out, together, whether they can use a transport.
 //
-// At construction each rank posts a record without blocking. The first all-gather collects all of
-// them and votes in steps; after each step every rank reads every rank's answer, so one "no" is a
-// "no" everywhere, with the same reason.
+// At construction each rank posts a record without blocking. The first direct operation collects
+// all of them and votes in steps; after each step every rank reads every rank's answer, so one "no"
+// is a "no" everywhere, with the same reason.
 #pragma once
 
 #include <chrono>

@@ -41,7 +41,6 @@ class Slots {
   Slots(ControlPage& page, int rank, int world, uint64_t lead)
       : page_(page), rank_(rank), world_(world), lead_(lead) {}
 
-  uint64_t number() const { return number_; }
   bool any() const { return page_.slots().count > 0; }
   // Whether a shard fits into L slots. Then no rank has to wait longer than it would where it
   // pulls: for a peer to come and, once, to run through.

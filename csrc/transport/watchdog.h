@@ -23,7 +23,8 @@ class Watchdog {
            std::function<void(const std::string&)> end);
   ~Watchdog();
 
-  // Operation `number` has been enqueued: `bytes` of `what` ("output", or "input"). Numbers grow.
+  // Operation `number` is about to be enqueued, in which the host may block: `bytes` of `what`
+  // ("output", or "input"). Numbers grow.
   void watch(uint64_t number, std::string operation, uint64_t bytes, Clock::time_point deadline,
              const char* what = "output");
 

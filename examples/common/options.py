@@ -54,7 +54,7 @@ def training_parser(description: str, compare: str = COMPARE) -> argparse.Argume
         "--param-dtype",
         choices=DTYPES,
         default="bf16",
-        help="in which parameters are gathered and used; shards stay fp32 (%(default)s)",
+        help="in which parameters are gathered and used; AdamW updates fp32 ones (%(default)s)",
     )
     training.add_argument(
         "--deterministic",

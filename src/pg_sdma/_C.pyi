@@ -33,7 +33,7 @@ def _flight_record(rank: int, reason: str) -> str:
 
 def _static_refusal(
     *,
-    output_bytes: int,
+    total_bytes: int,
     tensors: int = 1,
     even: bool = True,
     coalescing: bool = False,
@@ -81,10 +81,17 @@ class SdmaBackend(Backend):
     ) -> None:
         """Wraps `inners`, a backend of the same rank and size for each device type.
 
-        `settings` are the fields of pg_sdma.settings.Settings; absent ones keep their defaults.
-        Its key "tuned" has a dictionary for each device type, of which "min_bytes",
-        "min_sum_bytes" and "min_mean_bytes" hold where PG_SDMA_MIN_BYTES is not set, and "text"
-        has to be equal on all ranks.
+        `settings` has the fields of pg_sdma.settings.Settings, and what a creator knows besides;
+        absent ones keep their defaults, and further ones are ignored:
+            "agreed": str, has to be equal on all ranks
+            "hip": bool, torch's "cuda" is ROCm's
+            "whole_job": bool, the group has all ranks of the job
+            "no_device_sums": str, why kernels cannot sum on the device, empty where they can
+            "tuned": a dictionary for each device type, of which "min_bytes", "min_sum_bytes" and
+                "min_mean_bytes" hold where PG_SDMA_MIN_BYTES is not set, and "text" has to be equal
+                on all ranks
+            "peer_copies_on", "mori_on": lists of device types; "no_mori": str, why none has mori:
+                see pg_sdma.mori_transport.where
         `global_ranks` has the default group's rank of each rank, for the flight record.
         Raises ValueError when `inners` is empty or has another rank or size.
         """

@@ -139,7 +139,7 @@ def _variable(
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one process. Field names are the keys that pg_sdma._C reads."""
+    """The settings of one process. Field names are the keys that csrc/module.cpp reads."""
 
     enabled: bool = _variable(
         "PG_SDMA",
@@ -233,8 +233,9 @@ class Settings:
         _choice("direct", "inner"),
         "What becomes of an all-gather into one tensor a call or several, of NVIDIA GPUs' tensors, "
         "whose peers are late: `direct` has every rank enqueue its part when it comes, and the "
-        "device wait for the others, as the inner's kernels do; the last 16 such calls that a rank "
-        "has not come to yet may wait so, the next goes to the inner.",
+        "device wait for the others, as the inner's kernels do. In groups of at most 16 ranks; up "
+        "to `PG_SDMA_RING` such calls may wait for a rank that has not come, the next goes to the "
+        "inner.",
         default="direct",
         agreed=True,
     )

@@ -148,4 +148,4 @@ def gather_small_and_large() -> Counter[str]:
 def test_small_gathers_are_left_to_the_inner(gpu_ranks: GpuRanks) -> None:
     by_default = PATIENT | {"PG_SDMA_MIN_BYTES": ""}
     for routes in gpu_ranks(2, env=by_default).run(gather_small_and_large):
-        assert routes == {"direct": 1, "inner: below PG_SDMA_MIN_BYTES": 1}
+        assert routes == {"direct": 1, "inner: below 4194304 bytes (PG_SDMA_MIN_BYTES)": 1}

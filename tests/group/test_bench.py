@@ -88,7 +88,7 @@ def test_bench_shows_the_route_that_was_taken(tmp_path: Path) -> None:
     environ = {"PG_SDMA_MIN_BYTES": "2048", "TORCH_DISTRIBUTED_DEBUG": "DETAIL"}
     pg_sdma(*BENCH, *sizes, "--json", str(numbers), **environ)
     (row,) = json.loads(numbers.read_text())["rows"]
-    assert row["route"] == "inner: below PG_SDMA_MIN_BYTES"
+    assert row["route"] == "inner: below 2048 bytes (PG_SDMA_MIN_BYTES)"
 
 
 def test_reduce_scatters_go_direct_whatever_the_environment_says(tmp_path: Path) -> None:

@@ -17,8 +17,12 @@ from torch.distributed import distributed_c10d as c10d
 from pg_sdma import stats, tuning
 from pg_sdma.settings import Settings
 
-BELOW = "inner: below PG_SDMA_MIN_BYTES"
-MANY = "inner: many small tensors"
+NEVER = "inner: the tuning file leaves it to the inner at every size"
+SMALL_MEAN = "inner: the mean of its tensors is below 4096 bytes (PG_SDMA_MIN_BYTES)"
+
+
+def below(bound: int) -> str:
+    return f"inner: below {bound} bytes (PG_SDMA_MIN_BYTES)"
 
 
 def write(path: Path, bounds: dict[str, int | str], **changes: str) -> None:
@@ -60,7 +64,7 @@ def test_the_tuned_bounds_decide(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     write(path, {"all_gather": 4096, "coalesced": 4096})
     taken = run_ranks(2, routes_of_gathers, [path, path], [1024, 4096, 4096], backend=None)
-    assert taken == [[BELOW, "direct", "direct", MANY]] * 2
+    assert taken == [[below(4096), "direct", "direct", SMALL_MEAN]] * 2
 
 
 def test_pg_sdma_min_bytes_wins(tmp_path: Path) -> None:
@@ -68,7 +72,7 @@ def test_pg_sdma_min_bytes_wins(tmp_path: Path) -> None:
     write(path, {"all_gather": tuning.NEVER, "coalesced": tuning.NEVER})
     env = {"PG_SDMA_MIN_BYTES": "2048"}
     taken = run_ranks(2, routes_of_gathers, [path, path], [1024, 4096], backend=None, env=env)
-    assert taken == [[BELOW, "direct", "direct"]] * 2
+    assert taken == [[below(2048), "direct", "direct"]] * 2
 
 
 @pytest.mark.parametrize("other", ["bound", "stale", "absent"])
@@ -109,7 +113,7 @@ def test_an_entry_is_for_groups_of_its_size(tmp_path: Path) -> None:
     path = tmp_path / "tuning.json"
     write(path, {"all_gather": 1 << 20})
     for found in run_ranks(4, gathers_of_halves, path, backend=None):
-        assert list(found["all_gather_into_tensor"]) == [BELOW]
+        assert list(found["all_gather_into_tensor"]) == [below(1 << 20)]
         assert list(found["world"]) == ["direct"]
 
 
@@ -134,7 +138,7 @@ def test_a_group_made_from_another_has_the_untuned_bounds(tmp_path: Path) -> Non
         entry = tuning.entry_here(Settings(), "cpu", ranks, {"all_gather": tuning.NEVER})
         tuning.write(path, entry)
     taken = run_ranks(2, gathers_of_a_merged_group, path, backend=None)
-    assert taken == [["direct", BELOW]] * 2
+    assert taken == [["direct", NEVER]] * 2
 
 
 def test_tune_writes_what_groups_then_read(tmp_path: Path) -> None:

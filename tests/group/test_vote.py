@@ -125,7 +125,7 @@ STRICT = {"PG_SDMA_STRICT": "1"}
         ),
         (
             [STRICT | {"PG_SDMA_MIN_BYTES": "4096"}] * RANKS,
-            "below PG_SDMA_MIN_BYTES (12 bytes in 1 tensor)",
+            "below 4096 bytes (PG_SDMA_MIN_BYTES) (12 bytes in 1 tensor)",
             True,
         ),
     ],
@@ -144,7 +144,7 @@ def test_small_calls_go_to_the_inner():
     by_rank = [{"PG_SDMA_MIN_BYTES": "12288"}] * RANKS
     for right, counts, _ in run(gather_with, by_rank, (4, 4096)):
         assert right == [True, True]
-        assert counts == {"inner: below PG_SDMA_MIN_BYTES": 1, "direct": 1}
+        assert counts == {"inner: below 12288 bytes (PG_SDMA_MIN_BYTES)": 1, "direct": 1}
 
 
 def come_late():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -10,8 +11,23 @@ import torch
 
 from pg_sdma.bench.buffers import DTYPES, Arena, Buffers, Case, make_buffers
 from pg_sdma.bench.reduce_scatter import OPERATION, numbers
+from pg_sdma.settings import read_settings
 
 CPU = torch.device("cpu")
+
+
+def test_every_size_goes_direct_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("PG_SDMA_MIN_BYTES", "PG_SDMA_OPS"):
+        monkeypatch.delenv(name, raising=False)
+    OPERATION.go_direct()
+    settings = read_settings(os.environ)
+    assert (settings.min_bytes, settings.ops) == (0, ("all_gather", "reduce_scatter"))
+    monkeypatch.setenv("PG_SDMA_MIN_BYTES", "4096")
+    OPERATION.go_direct()
+    assert read_settings(os.environ).min_bytes == 4096
+    monkeypatch.delenv("PG_SDMA_OPS")  # which this test has set
 
 
 def made(case: Case) -> Buffers:

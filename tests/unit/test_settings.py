@@ -37,6 +37,7 @@ def test_nothing_set_gives_the_defaults() -> None:
         ("PG_SDMA_MIN_BYTES", "65536", "min_bytes", 65536),
         ("PG_SDMA_TUNING", "/etc/tuning.json", "tuning", "/etc/tuning.json"),
         ("PG_SDMA_PATIENCE_MS", "0.5", "patience_ms", 0.5),
+        ("PG_SDMA_LATE", "inner", "late", "inner"),
         ("PG_SDMA_STRICT", "1", "strict", True),
         ("PG_SDMA_PTRACER", "0", "ptracer", False),
         ("PG_SDMA_RING", "2", "ring", 2),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -27,7 +26,7 @@ def run(world: World, options: Namespace) -> None:
     Raises SystemExit(1) on every rank where an element was wrong or no contender can run.
     """
     operation = OPERATIONS[options.operation]
-    os.environ.update(operation.environment)
+    operation.go_direct()
     with own_stream(world):
         room = room_for(2 * largest(options), world.size)  # two buffers in turn
         found = field(world, set_ups(options.contenders, world, room, operation))

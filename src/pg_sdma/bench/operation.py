@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +33,14 @@ class Operation:
     def noun(self) -> str:
         """As people write it: "all-gather"."""
         return self.name.replace("_", "-")
+
+    def go_direct(self) -> None:
+        """Has groups that are made from here on carry it themselves, as far as they can.
+
+        Of every size, unless the user has set a bound.
+        """
+        os.environ.setdefault("PG_SDMA_MIN_BYTES", "0")
+        os.environ.update(self.environment)
 
     def inputs(self, buffers: Buffers) -> list[Tensor]:
         return buffers.whole if self.whole == "input" else buffers.shards

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from pg_sdma.bench import sweep, trace
+from pg_sdma.bench import all_gather, sweep, trace
 from pg_sdma.bench.buffers import DTYPES, Case
 from pg_sdma.bench.contenders import Calls, room_for
 from pg_sdma.bench.field import Field, close, ready, set_ups
@@ -47,6 +47,7 @@ def run(world: World, options: Namespace) -> None:
 
     Raises SystemExit(1) on every rank where an element was wrong or no contender can run.
     """
+    all_gather.OPERATION.go_direct()
     sizes = sweep.sizes_of(options, world.size)
     room = room_for(sizes[-1], world.size, min(sweep.ROTATED_BYTES, 2 * options.n * sizes[-1]))
     with own_stream(world):

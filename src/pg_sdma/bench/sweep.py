@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from argparse import Namespace
 from collections.abc import Sequence
@@ -120,7 +119,7 @@ def run(world: World, options: Namespace, operation: Operation) -> None:
 
     Raises SystemExit(1) on every rank where an element was wrong.
     """
-    os.environ.update(operation.environment)
+    operation.go_direct()
     names = measured_backends(options)
     members = world.size // options.groups
     sizes = sizes_of(options, world.size)

@@ -22,7 +22,8 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         operation.name,
         help="time and bandwidth against size, in the columns of nccl-tests",
         description="Time and bandwidth against size, in the columns of nccl-tests. A size is "
-        f"that of the {operation.whole} on one rank.",
+        f"that of the {operation.whole} on one rank. Unless PG_SDMA_MIN_BYTES is set, sdma carries "
+        "every size itself.",
     )
     parser.set_defaults(command=command, body=body)
     add_device(parser)
