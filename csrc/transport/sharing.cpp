@@ -71,6 +71,7 @@ Place Sharing::publish(const void* data, size_t bytes, uint64_t number) {
 
 void Sharing::keep_tickets(uint64_t number) {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (published_for_ != number) return;  // it has shared nothing
   for (const uint64_t export_id : published_) {
     if (const auto found = posted_.find(export_id); found != posted_.end()) found->second = number;
   }

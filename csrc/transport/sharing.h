@@ -43,7 +43,7 @@ class Sharing {
   // Operation `number` is enqueued (direct), or has gone elsewhere.
   void settle(uint64_t number, bool direct);
 
-  // Peers that are late look for the tickets of operation `number`, the last that published, until
+  // Peers that are late look for the tickets of operation `number`, the one being agreed on, until
   // it is done: those stay meanwhile, though a part of the memory be gone that the operation does
   // not use. A new export that would take a ticket's place cannot be shared then.
   void keep_tickets(uint64_t number);

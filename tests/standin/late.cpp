@@ -10,9 +10,9 @@
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
-//   mismatch     rank 1 comes late, with another size
-//   invalid      rank 1 comes late, with bad arguments
-//   other-kind   rank 1 comes late, with a call that is not deferred
+//   empty        rank 1 comes late for a call of no bytes: memory freed before is not held
+//   meanwhile mismatch     rank 1 comes late, with another size invalid      rank 1 comes late,
+//   with bad arguments other-kind   rank 1 comes late, with a call that is not deferred
 // The last three, import and strangers end the group: the late raise, and the watchdog ends rank 0.
 #include <cstring>
 #include <deque>
@@ -204,6 +204,24 @@ void unmapped(int rank, DirectTransport& transport) {
   if (rank == 0) segment.map_chunk(2, rank);
 }
 
+void empty(int rank, DirectTransport& transport) {
+  auto gather = std::make_unique<Gather>(rank, 2, 0, true);
+  do {  // until both ranks have opened the other's output
+    REQUIRE(carry(transport, gather->call));
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+  } while (transport.deferred());
+  Call call = gather->call;
+  call.pieces[0].bytes = 0;
+  gather.reset();
+  if (rank == 1) {
+    std::this_thread::sleep_for(kLate);
+    REQUIRE(soon([] { return standin_mapped() == 0; }));
+  }
+  REQUIRE(carry(transport, call));
+  REQUIRE(transport.deferred());
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+}
+
 void misfit(int rank, DirectTransport& transport, const std::string& which) {
   Gather gather(rank, 2, 0, true);
   if (rank == 0) {
@@ -246,6 +264,8 @@ int main(int argc, char** argv) {
       tickets(rank, *transport);
     } else if (which == "unmapped") {
       unmapped(rank, *transport);
+    } else if (which == "empty") {
+      empty(rank, *transport);
     } else {
       misfit(rank, *transport, which);
     }

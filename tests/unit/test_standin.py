@@ -212,7 +212,9 @@ def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_p
     assert min(int(n) for n in re.findall(r"(\d+) deferred", output)) > 1000, output
 
 
-@pytest.mark.parametrize("case", ["run-ahead", "unreachable", "tickets", "unmapped", "leave"])
+@pytest.mark.parametrize(
+    "case", ["run-ahead", "unreachable", "tickets", "unmapped", "empty", "leave"]
+)
 def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
     done = run([OUT / "late", LIBRARY, tmp_path, case])
     assert done.returncode == 0, done.stdout + done.stderr
