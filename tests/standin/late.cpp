@@ -10,9 +10,10 @@
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
-//   empty        rank 1 comes late for a call of no bytes: memory freed before is not held
-//   meanwhile mismatch     rank 1 comes late, with another size invalid      rank 1 comes late,
-//   with bad arguments other-kind   rank 1 comes late, with a call that is not deferred
+//   empty        rank 1 comes late for a call of no bytes: freed memory is not held till then
+//   mismatch     rank 1 comes late, with another size
+//   invalid      rank 1 comes late, with bad arguments
+//   other-kind   rank 1 comes late, with a call that is not deferred
 // The last three, import and strangers end the group: the late raise, and the watchdog ends rank 0.
 #include <cstring>
 #include <deque>
