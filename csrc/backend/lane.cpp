@@ -184,7 +184,8 @@ void Lane::refuse_silence(const Collective& collective, const std::string& reaso
               ": PG_SDMA_STRICT=1: ", collective.call.operation, " of group ", group_->name,
               " would use the inner backend ", inner_->getBackendName(), ": ", reason, " (",
               collective.facts.total_bytes, " bytes in ", collective.facts.tensors,
-              collective.facts.tensors == 1 ? " tensor)" : " tensors)");
+              collective.facts.tensors == 1 ? " tensor)" : " tensors)",
+              "; remove what keeps it from going direct, or unset PG_SDMA_STRICT");
 }
 
 void Lane::prepare(Collective& collective) {

@@ -121,7 +121,7 @@ void DirectTransport::check_peers() {
     const bool needed = page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
     if (!needed) continue;
     fail(this_operation() + " waits for rank " + std::to_string(rank) +
-         (departed ? ", which has destroyed the group. "
+         (departed ? ", which has destroyed the group or is exiting (look at its output). "
                    : ", whose process has ended (look at its output for the cause). ") +
          tell_progress(progress(), number_, engine_->stream_ordered(), Clock::now() - started_));
   }

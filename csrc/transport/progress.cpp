@@ -27,7 +27,7 @@ int stage(const RankProgress& rank, uint64_t number, uint64_t filled, bool strea
 std::string where(const RankProgress& rank) {
   std::ostringstream text;
   if (rank.ended) text << "its process has ended, ";
-  if (rank.departed) text << "it has destroyed the group, ";
+  if (rank.departed) text << "it has destroyed the group or is exiting, ";
   text << "it is at operation " << rank.called;
   if (rank.others > 0) {
     text << ", the last of its " << rank.others << " other collectives is " << rank.other;

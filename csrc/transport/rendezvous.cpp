@@ -4,8 +4,10 @@
 
 #include <algorithm>
 #include <fstream>
+#include <iterator>
 #include <map>
 #include <optional>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -75,6 +77,18 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// The words of `text` that `other` does not have.
+std::string only_in(const std::string& text, const std::string& other) {
+  std::istringstream others(other);
+  const std::set<std::string> known{std::istream_iterator<std::string>(others), {}};
+  std::istringstream words(text);
+  std::string found;
+  for (std::string word; words >> word;) {
+    if (known.count(word) == 0) found += (found.empty() ? "" : " ") + word;
+  }
+  return found.empty() ? "no more than that" : found;
+}
+
 // Why the records of a group rule a transport out; nothing when they do not.
 std::optional<std::string> objection(const std::vector<std::string>& records) {
   const Fields first = read_fields(records[0]);
@@ -86,8 +100,8 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
     }
     if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
     if (mine.at("settings") != first.at("settings")) {
-      return "settings differ: rank 0 has " + first.at("settings") + ", " + who + " has " +
-             mine.at("settings");
+      return "settings differ: rank 0 has " + only_in(first.at("settings"), mine.at("settings")) +
+             ", " + who + " has " + only_in(mine.at("settings"), first.at("settings"));
     }
     if (mine.at("host") != first.at("host")) {
       return who + " is on another host, in another pid namespace, or another user's, than rank 0";

@@ -66,7 +66,8 @@ std::string Watchdog::trouble(const Operation& operation) const {
     const bool departed = page_.departed(rank);
     if (!departed && !peers_.gone(rank)) continue;
     if (page_.done(rank) >= operation.number) continue;  // it was done first
-    what = departed ? "rank " + std::to_string(rank) + " has destroyed the group"
+    what = departed ? "rank " + std::to_string(rank) +
+                          " has destroyed the group or is exiting (look at its output)"
                     : "the process of rank " + std::to_string(rank) +
                           " has ended (look at its output for the cause)";
   }
