@@ -44,7 +44,7 @@ def test_a_build_that_sees_no_torch_names_the_command(tmp_path):
     code, output = run(sys.executable, "setup.py", "--version", PYTHONPATH=str(tmp_path))
     assert code == 1
     assert COMMAND in output
-    assert "pip install 'setuptools>=77.0.3' wheel ninja" in output
+    assert "pip install 'setuptools>=77.0.3,<82' wheel ninja" in output
 
 
 @pytest.mark.parametrize("version", ["2.10.1+cu128", "2.15.0a0+git1a2b3c4"])
@@ -71,7 +71,7 @@ def tree(tmp_path_factory):
 def test_pip_in_an_environment_without_torch_shows_the_command(tree, tmp_path, options):
     venv.create(tmp_path, with_pip=True)
     python = tmp_path / "bin" / "python"
-    code, output = run(python, "-m", "pip", "install", "setuptools>=77.0.3", "wheel")
+    code, output = run(python, "-m", "pip", "install", "setuptools>=77.0.3,<82", "wheel")
     assert code == 0, output
     code, output = run(python, "-m", "pip", "install", *options, ".", cwd=tree)
     assert code == 1

@@ -75,9 +75,9 @@ def test_a_size_is_good_where_both_places_are_and_the_calls_went_direct() -> Non
         ),
         (
             {"all_gather": 4096, "coalesced": 64},
-            "go direct from 64 bytes in the mean of the outputs and 4096 in all on",
+            "go direct from 64 bytes in the mean of the outputs and 4096 bytes in all on",
         ),
-        ({"all_gather": 4096, "coalesced": 0}, "go direct from 4096 in all on"),
+        ({"all_gather": 4096, "coalesced": 0}, "go direct from 4096 bytes in all on"),
         (
             {"all_gather": tuning.NEVER, "coalesced": 0},
             "go to the inner backend, as all-gathers do",
@@ -91,7 +91,7 @@ def test_what_is_said_of_coalesced_calls_is_what_groups_do(
     least, mean = (tuning.LARGEST if b == tuning.NEVER else int(b) for b in bounds.values())
     for tensors, total in ((4, 4), (4, 256), (4, 4096), (64, 4096), (128, 4096)):
         refused = _C._static_refusal(
-            output_bytes=total, tensors=tensors, min_bytes=least, min_mean_bytes=mean
+            total_bytes=total, tensors=tensors, min_bytes=least, min_mean_bytes=mean
         )
         numbers = [int(word) for word in coalesced.split() if word.isdecimal()]
         in_mean = total // tensors >= numbers[0] if "mean" in coalesced else True

@@ -157,7 +157,9 @@ def in_words(bounds: Mapping[str, int | str]) -> list[str]:
         elif bound == 0 and whole == 0:
             text = "of any size go direct"
         else:
-            parts = [f"{bound} bytes {of}"] * (bound != 0) + [f"{whole} in all"] * (whole != 0)
+            parts = [f"{bound} bytes {of}"] * (bound != 0) + [f"{whole} bytes in all"] * (
+                whole != 0
+            )
             text = f"go direct from {' and '.join(parts)} on"
         sentences.append(f"{what} {text}")
     return sentences
