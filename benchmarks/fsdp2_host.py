@@ -74,11 +74,8 @@ def observed() -> Iterator[Host]:
 
 
 def _allocations() -> int:
-    return int(torch.cuda.memory_stats().get("num_device_alloc", 0)) if _on_gpu() else 0
-
-
-def _on_gpu() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    # Empty before CUDA is in use.
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
 
 
 @contextmanager

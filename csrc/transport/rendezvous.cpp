@@ -3,12 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
-#include <iterator>
-#include <map>
 #include <optional>
-#include <set>
-#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -16,6 +11,7 @@
 #include "engine/inject.h"
 #include "transport/arrival.h"
 #include "transport/cores.h"
+#include "transport/vote_records.h"
 
 namespace pg_sdma {
 namespace {
@@ -31,124 +27,6 @@ constexpr std::chrono::milliseconds kFirstLook{50};
 constexpr std::chrono::milliseconds kLook{500};
 
 constexpr const char* kFailedTest = " failed its self-test: ";
-
-// A record: one `name=value` a line. Values hold no line breaks.
-using Fields = std::map<std::string, std::string>;
-
-std::string write_fields(const Fields& fields) {
-  std::string text;
-  for (const auto& [name, value] : fields) text += name + "=" + value + "\n";
-  return text;
-}
-
-Fields read_fields(const std::string& text) {
-  Fields fields;
-  std::istringstream lines(text);
-  for (std::string line; std::getline(lines, line);) {
-    const size_t at = line.find('=');
-    if (at != std::string::npos) fields[line.substr(0, at)] = line.substr(at + 1);
-  }
-  return fields;
-}
-
-std::string first_line(const std::string& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
-}
-
-std::string link_target(const char* path) {
-  char target[256];
-  const ssize_t length = readlink(path, target, sizeof target);
-  return length > 0 ? std::string(target, static_cast<size_t>(length)) : "";
-}
-
-// Ranks that share this can name each other's processes and read their descriptors.
-std::string host_identity() {
-  return first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid") +
-         " uid:" + std::to_string(geteuid()) + (inject::corrupts("host") ? " elsewhere" : "");
-}
-
-std::string one_line(std::string text) {
-  for (char& c : text) {
-    if (c == '\n') c = ' ';
-  }
-  return text;
-}
-
-// The words of `text` that `other` does not have.
-std::string only_in(const std::string& text, const std::string& other) {
-  std::istringstream others(other);
-  const std::set<std::string> known{std::istream_iterator<std::string>(others), {}};
-  std::istringstream words(text);
-  std::string found;
-  for (std::string word; words >> word;) {
-    if (known.count(word) == 0) found += (found.empty() ? "" : " ") + word;
-  }
-  return found.empty() ? "no more than that" : found;
-}
-
-// Why the records of a group rule a transport out; nothing when they do not.
-std::optional<std::string> objection(const std::vector<std::string>& records) {
-  const Fields first = read_fields(records[0]);
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    const Fields mine = read_fields(records[rank]);
-    const std::string who = "rank " + std::to_string(rank);
-    if (mine.at("protocol") != first.at("protocol")) {
-      return who + " runs another version of pg_sdma than rank 0";
-    }
-    if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
-    if (mine.at("settings") != first.at("settings")) {
-      return "settings differ: rank 0 has " + only_in(first.at("settings"), mine.at("settings")) +
-             ", " + who + " has " + only_in(mine.at("settings"), first.at("settings"));
-    }
-    if (mine.at("host") != first.at("host")) {
-      return who + " is on another host, in another pid namespace, or another user's, than rank 0";
-    }
-  }
-  return std::nullopt;
-}
-
-// Why some rank cannot sum; empty when all can.
-std::string no_sums(const std::vector<std::string>& records) {
-  for (size_t rank = 0; rank < records.size(); ++rank) {
-    const std::string why = read_fields(records[rank]).at("no_sums");
-    if (!why.empty()) return why + " on rank " + std::to_string(rank);
-  }
-  return "";
-}
-
-bool all_have_offers(const std::vector<std::string>& records) {
-  return std::all_of(records.begin(), records.end(), [](const std::string& record) {
-    return read_fields(record).at("offer") == "1";
-  });
-}
-
-bool off_everywhere(const std::vector<std::string>& records) {
-  return std::all_of(records.begin(), records.end(), [](const std::string& record) {
-    return read_fields(record).at("enabled") != "1";
-  });
-}
-
-// What a rank's "no" is about, the likeliest cause first: a call was refused there, or a test found
-// something, perhaps because a peer's call was refused, or it has only heard of another's trouble.
-constexpr const char* kRefused = "";
-constexpr const char* kFound = "found";
-constexpr const char* kHeard = "heard";
-
-// Why a step of the vote failed; nothing when every rank said yes.
-std::optional<std::string> first_no(const std::vector<std::string>& answers) {
-  for (const char* kind : {kRefused, kFound, kHeard}) {
-    for (size_t rank = 0; rank < answers.size(); ++rank) {
-      Fields answer = read_fields(answers[rank]);
-      const auto no = answer.find("no");
-      if (no == answer.end() || answer["kind"] != kind) continue;
-      return (kind == kHeard ? "" : "rank " + std::to_string(rank) + ": ") + no->second;
-    }
-  }
-  return std::nullopt;
-}
 
 // Why there may be no copies over the link to a device; empty when there may.
 std::string link_objection(Link link, const Rendezvous::Options& options) {

@@ -118,6 +118,18 @@ class Buffer {
   Address base_ = 0;
 };
 
+// An all-gather into `output`, one shard behind the other, with the own shard in place.
+inline pg_sdma::Call gather_in_place(unsigned char* output, size_t shard, int rank, int world,
+                                     std::chrono::milliseconds timeout) {
+  pg_sdma::Call call;
+  call.operation = "gather";
+  call.dtype = "uint8";
+  call.timeout = timeout;
+  call.pieces.push_back({output + rank * shard, shard, {}});
+  for (int r = 0; r < world; ++r) call.pieces[0].outputs.push_back(output + r * shard);
+  return call;
+}
+
 // Whether something comes true within five seconds.
 inline bool soon(const std::function<bool()>& condition) {
   for (int i = 0; i < 5000; ++i) {

@@ -183,13 +183,7 @@ void unmapped(int rank, DirectTransport& transport) {
   const auto call_of = [&](size_t shard) {
     std::memset(segment.data(), 0xA5, 2 * shard);
     std::memset(segment.data() + rank * shard, rank + 1, shard);
-    Call call;
-    call.operation = "gather";
-    call.dtype = "uint8";
-    call.timeout = kTimeout;
-    call.pieces.push_back(
-        {segment.data() + rank * shard, shard, {segment.data(), segment.data() + shard}});
-    return call;
+    return gather_in_place(segment.data(), shard, rank, 2, kTimeout);
   };
   do {  // until both ranks have opened the whole segment of the other
     REQUIRE(carry(transport, call_of(3 * kChunk / 2)));

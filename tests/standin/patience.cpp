@@ -53,12 +53,7 @@ int main(int argc, char** argv) {
     {
       Gate gate(*engine);
       Buffer output(2 * kShard);
-      Call call;
-      call.operation = "gather";
-      call.dtype = "uint8";
-      call.timeout = kTimeout;
-      call.pieces.push_back(
-          {output.data() + rank * kShard, kShard, {output.data(), output.data() + kShard}});
+      const Call call = gather_in_place(output.data(), kShard, rank, 2, kTimeout);
       for (const bool busy : {true, false, true, false}) {
         if (rank == 0 && busy) gate.close();
         if (rank == 1) std::this_thread::sleep_for(kLate);
