@@ -81,6 +81,35 @@ def test_exit_with_a_gather_pending(tmp_path):
     assert "DistBackendError: rank 0 destroyed group" in peers_errors
 
 
+def test_exit_with_a_callback_pending(tmp_path):
+    """The end gives up its gather, and the callback needs the lock of Python for that."""
+    body = """
+        if rank == 0:
+            future = gather(async_op=True).get_future().then(lambda done: None)
+            sys.exit(0)
+        time.sleep(1)
+        gather()
+    """
+    (code, _, errors), _ = Programs(tmp_path, body).wait()
+    assert (code, errors) == (0, "")
+
+
+def test_exit_beside_a_callback(tmp_path):
+    body = """
+        begun = []
+        def then(done):
+            begun.append(done.wait())
+            time.sleep(1)
+            gather()
+            print("over", flush=True)
+        future = gather(async_op=True).get_future().then(then)
+        while not begun:
+            time.sleep(0.01)
+    """
+    for result in Programs(tmp_path, body).wait():
+        assert result == (0, "ready\nover\n", "")
+
+
 def test_exit_by_an_exception(tmp_path):
     body = """
         if rank == 0:
