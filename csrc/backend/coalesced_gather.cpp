@@ -3,16 +3,12 @@
 #include <ATen/core/ivalue.h>
 
 #include <algorithm>
-#include <mutex>
 #include <utility>
 
 #include "backend/joint_work.h"
-#include "backend/stream_work.h"
 
 namespace pg_sdma {
 namespace {
-
-using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 bool one_by_one(const c10d::Backend& inner, const Tensors& inputs) {
   const bool elsewhere =
@@ -20,43 +16,14 @@ bool one_by_one(const c10d::Backend& inner, const Tensors& inputs) {
   return elsewhere && inner.getBackendName() == "gloo";
 }
 
-// The future is what torch's all_gather_coalesced gives its caller. A gloo Work's own is complete
-// once the copies to the device are enqueued, on streams that only synchronize() follows.
-class Gathers final : public JointWork {
- public:
-  Gathers(std::vector<WorkPtr> works, c10::IValue outputs, c10::Device device)
-      : JointWork(std::move(works)), outputs_(std::move(outputs)), device_(device) {}
-
-  FuturePtr getFuture() override {
-    std::call_once(asked_, [this] { complete_with_all(); });
-    return future_;
-  }
-
- private:
-  void complete_with_all() {
-    future_ = c10::make_intrusive<c10::ivalue::Future>(outputs_.type(),
-                                                       std::vector<c10::Device>{device_});
-    c10::List<FuturePtr> futures(c10::FutureType::create(c10::ListType::ofTensors()));
-    for (const WorkPtr& work : works_) futures.push_back(work->getFuture());
-    c10::collectAll(futures)->addCallback([works = works_, outputs = outputs_, device = device_,
-                                           future = future_](c10::ivalue::Future& all) {
-      try {
-        all.value();  // throws what any of them has thrown
-        const c10::impl::VirtualGuardImpl guard(device.type());
-        const StreamGuard on_pooled(guard, pooled_stream(guard, device));
-        for (const WorkPtr& work : works) work->synchronize();
-        future->markCompleted(outputs);
-      } catch (const std::exception&) {
-        future->setErrorIfNeeded(std::current_exception());
-      }
-    });
-  }
-
-  const c10::IValue outputs_;
-  const c10::Device device_;
-  std::once_flag asked_;
-  FuturePtr future_;
-};
+// With what torch's all_gather_coalesced gives its caller as results.
+template <class Outputs>
+WorkPtr joint_call(std::vector<WorkPtr> works, const Outputs& outputs, const Tensors& inputs) {
+  c10::IValue results(outputs);
+  const c10::TypePtr type = results.type();
+  return c10::make_intrusive<JointCall>(std::move(works), inputs.front().device(), type,
+                                        [results = std::move(results)] { return results; });
+}
 
 }  // namespace
 
@@ -69,7 +36,7 @@ WorkPtr gather_into_tensors(c10d::Backend& inner, Tensors& outputs, Tensors& inp
   for (size_t t = 0; t < inputs.size(); ++t) {
     works.push_back(inner._allgather_base(outputs[t], inputs[t], options));
   }
-  return c10::make_intrusive<Gathers>(std::move(works), outputs, inputs.front().device());
+  return joint_call(std::move(works), outputs, inputs);
 }
 
 WorkPtr gather_into_lists(c10d::Backend& inner, TensorLists& outputs, Tensors& inputs,
@@ -88,7 +55,7 @@ WorkPtr gather_into_lists(c10d::Backend& inner, TensorLists& outputs, Tensors& i
     Tensors input{inputs[t]};
     works.push_back(inner.allgather(output, input, options));
   }
-  return c10::make_intrusive<Gathers>(std::move(works), outputs, inputs.front().device());
+  return joint_call(std::move(works), outputs, inputs);
 }
 
 }  // namespace pg_sdma

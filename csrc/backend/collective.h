@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -29,6 +30,7 @@ class Collective : public std::enable_shared_from_this<Collective> {
   const bool async;
   const c10d::OpType type;
   uint64_t record = 0;  // the flight recorder's
+  std::string inner;    // by name: whose users the results are for
 
   virtual const char* name() const = 0;  // the operation's, as users know it
   int rank() const { return rank_; }
@@ -41,6 +43,14 @@ class Collective : public std::enable_shared_from_this<Collective> {
 
   // The same call on the inner, as the user made it.
   virtual WorkPtr on_inner(c10d::Backend& inner) = 0;
+
+  // What a future of the call holds, whichever way it goes: what the inner's does. On a CPU called
+  // at any time; on a device once, on a stream that is ordered behind the call. A list of tensors,
+  // but of gloo's coalesced calls on a CPU. Keeps nothing but outputs alive.
+  using Results = std::function<c10::IValue()>;
+  virtual Results results() const {
+    return [outputs = outputs_] { return c10::IValue(outputs); };
+  }
 
   // What takes long, or Python, and is to be done before a call holds up others. Does not throw:
   // see call.unable.

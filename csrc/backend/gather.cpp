@@ -1,6 +1,7 @@
 #include "backend/gather.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "backend/arguments.h"
 #include "backend/coalesced_gather.h"
@@ -15,6 +16,30 @@ Tensors byte_views(const Tensors& tensors, size_t first, size_t last) {
     views.push_back(tensors[t].detach().view({-1}).view(at::kByte));
   }
   return views;
+}
+
+// One tensor a rank of an output, as gloo takes it apart; none where it cannot.
+Tensors chunks(const at::Tensor& output, int world) {
+  if (output.dim() == 0 || output.size(0) % world != 0) return {};
+  const at::NoGradGuard no_grad;
+  return at::chunk(output, world, 0);
+}
+
+// As NCCL gathers a list: into one tensor, of which the user's are copies.
+c10::IValue stacked(const Tensors& outputs) {
+  const at::NoGradGuard no_grad;
+  const at::Tensor& first = outputs.front();
+  std::vector<int64_t> sizes{static_cast<int64_t>(outputs.size())};
+  sizes.insert(sizes.end(), first.sizes().begin(), first.sizes().end());
+  at::Tensor stack = at::empty(sizes, first.options());
+  const c10::impl::VirtualGuardImpl guard(stack.device().type());
+  const c10::Stream stream = guard.getStream(stack.device());
+  for (size_t r = 0; r < outputs.size(); ++r) {
+    stack.select(0, static_cast<int64_t>(r)).copy_(outputs[r], /*non_blocking=*/true);
+    // Who drops an output may have waited for the call and not for this.
+    guard.recordDataPtrOnStream(outputs[r].storage().data_ptr(), stream);
+  }
+  return Tensors{stack};
 }
 
 // The input is read while the outputs are written, here and by peers: it may lie in its own place
@@ -108,6 +133,29 @@ WorkPtr Gather::on_inner(c10d::Backend& inner) {
   }
   TensorLists lists{outputs_};
   return inner.allgather(lists, inputs_, options_);
+}
+
+Collective::Results Gather::results() const {
+  if (!call.invalid.empty() || !facts.even) return Collective::results();
+  const bool list = form_ == Form::kList;
+  if (inner == "nccl" && list) return [outputs = outputs_] { return stacked(outputs); };
+  // gloo has coalesced calls on a CPU only: see coalesced_gather.h.
+  if (inner != "gloo" || list || (form_ != Form::kIntoTensor && !device().is_cpu())) {
+    return Collective::results();
+  }
+  TensorLists of_rank(static_cast<size_t>(world_));
+  for (const at::Tensor& output : outputs_) {
+    const Tensors parts = chunks(output, world_);
+    if (parts.size() != of_rank.size()) return Collective::results();
+    for (size_t r = 0; r < parts.size(); ++r) of_rank[r].push_back(parts[r]);
+  }
+  if (form_ == Form::kIntoTensor) {
+    Tensors parts;
+    for (const Tensors& one : of_rank) parts.push_back(one[0]);
+    return [parts = std::move(parts)] { return c10::IValue(parts); };
+  }
+  if (world_ == 1) return [tensors = of_rank[0]] { return c10::IValue(tensors); };
+  return [of_rank = std::move(of_rank)] { return c10::IValue(of_rank); };
 }
 
 void Gather::add_tensors() {

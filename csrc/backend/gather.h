@@ -19,6 +19,7 @@ class Gather final : public Collective {
          const c10d::AllgatherOptions& options);
 
   WorkPtr on_inner(c10d::Backend& inner) override;
+  Results results() const override;
   size_t tensors() const override { return call.pieces.size(); }
   Call part(size_t first, size_t last) const override;
   void carry(Transport& transport, const Call& part) override { transport.carry(part); }

@@ -64,7 +64,7 @@ class HostChain final : public Chain {
   }
 
   WorkPtr enqueue(Body body) override {
-    return post(c10d::OpType::UNKNOWN, {}, [this, body = std::move(body)] {
+    return post(c10d::OpType::UNKNOWN, c10::IValue(), [this, body = std::move(body)] {
       const WorkPtr work = body();
       if (work) await(work);
       return work;
@@ -93,7 +93,7 @@ class HostChain final : public Chain {
       return nullptr;
     }
     const WorkPtr work =
-        post(collective->type, collective->outputs(), [this, collective, &carrier] {
+        post(collective->type, collective->results()(), [this, collective, &carrier] {
           carry(*collective, carrier);
           return WorkPtr();
         });
@@ -159,10 +159,10 @@ class HostChain final : public Chain {
     work->wait();
   }
 
-  WorkPtr post(c10d::OpType type, Tensors outputs, HostWork::Body body) {
+  WorkPtr post(c10d::OpType type, c10::IValue results, HostWork::Body body) {
     // As on the caller's own thread, for whichever operations of torch it takes.
     const auto task = c10::make_intrusive<HostWork>(
-        type, std::move(outputs),
+        type, std::move(results),
         [this, body = std::move(body), state = at::ThreadLocalState()] {
           const at::ThreadLocalStateGuard as_the_caller(state);
           try {

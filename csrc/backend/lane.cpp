@@ -63,6 +63,7 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   TORCH_CHECK_WITH(DistBackendError, !closed_, "rank ", group_->rank, ": ",
                    collective->call.operation, ": group ", group_->name, " has been destroyed");
   if (collective->call.timeout.count() <= 0) collective->call.timeout = timeout_.load();
+  collective->inner = inner_name_;
   add_to_record(*collective);
   try {
     // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must

@@ -3,19 +3,21 @@
 #include <thread>
 #include <utility>
 
+#include "backend/joint_work.h"
+
 namespace pg_sdma {
 
 c10::Stream pooled_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device device) {
   return guard.getStreamFromGlobalPool(device, /*isHighPriority=*/false);
 }
 
-StreamWork::StreamWork(std::shared_ptr<Kept> kept)
-    : Work(-1, kept->collective->type),
+StreamWork::StreamWork(std::shared_ptr<Kept> kept, const Collective& call)
+    : Work(-1, call.type),
       kept_(std::move(kept)),
-      rank_of_group_(kept_->collective->rank()),
-      operation_(kept_->collective->name()),
-      device_(kept_->collective->device()),
-      outputs_(kept_->collective->outputs()) {}
+      rank_of_group_(call.rank()),
+      operation_(call.name()),
+      device_(call.device()),
+      results_(call.results()) {}
 
 bool StreamWork::wait(std::chrono::milliseconds timeout) {
   synchronize();
@@ -32,23 +34,26 @@ bool StreamWork::wait(std::chrono::milliseconds timeout) {
 
 void StreamWork::synchronize() {
   kept_->end->caller_follows();
-  if (!kept_->collective) return;
-  kept_->collective->followed_by(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
-  kept_->collective.reset();
+  if (const auto collective = kept_->take()) {
+    collective->followed_by(c10::impl::VirtualGuardImpl(device_.type()).getStream(device_));
+  }
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> StreamWork::getFuture() {
-  if (!future_) {
-    future_ = c10::make_intrusive<c10::ivalue::Future>(
+  std::call_once(asked_, [this] {
+    auto future = c10::make_intrusive<c10::ivalue::Future>(
         c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{device_});
     // A future is complete once its work is enqueued: it records an event on the current stream
     // and orders whoever waits for it behind that.
     const c10::impl::VirtualGuardImpl guard(device_.type());
     const StreamGuard on_pooled(guard, pooled_stream(guard, device_));
     kept_->end->caller_follows();
-    future_->markCompleted(c10::IValue(outputs_));
-  }
+    future->markCompleted(results_());
+    future_ = std::move(future);
+  });
   return future_;
 }
+
+std::vector<at::Tensor> StreamWork::result() { return tensors_of(*getFuture()); }
 
 }  // namespace pg_sdma

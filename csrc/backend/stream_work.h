@@ -6,6 +6,8 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <memory>
+#include <mutex>
+#include <utility>
 #include <vector>
 
 #include "backend/collective.h"
@@ -30,12 +32,30 @@ class StreamGuard {
 class StreamWork final : public c10d::Work {
  public:
   // What has to stay alive until the caller's stream is ordered behind the call, or it has ended.
-  struct Kept {
-    std::shared_ptr<Queue::Marker> end;
-    std::shared_ptr<Collective> collective;
+  // Of the Work, on whichever thread waits for it, and of the chain.
+  class Kept {
+   public:
+    Kept(std::shared_ptr<Queue::Marker> end, std::shared_ptr<Collective> collective)
+        : end(std::move(end)), collective_(std::move(collective)) {}
+
+    const std::shared_ptr<Queue::Marker> end;
+
+    std::shared_ptr<Collective> collective() const {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return collective_;
+    }
+    std::shared_ptr<Collective> take() {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return std::exchange(collective_, nullptr);
+    }
+
+   private:
+    mutable std::mutex mutex_;
+    std::shared_ptr<Collective> collective_;
   };
 
-  explicit StreamWork(std::shared_ptr<Kept> kept);
+  // `call`: what `kept` keeps.
+  StreamWork(std::shared_ptr<Kept> kept, const Collective& call);
 
   bool isCompleted() override { return kept_->end->passed(); }
   bool isSuccess() const override { return true; }
@@ -44,7 +64,8 @@ class StreamWork final : public c10d::Work {
   bool wait(std::chrono::milliseconds timeout) override;
   void synchronize() override;
   void blockCurrentStream() override { synchronize(); }
-  std::vector<at::Tensor> result() override { return outputs_; }
+  // Orders the caller's current stream behind the collective.
+  std::vector<at::Tensor> result() override;
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
 
  private:
@@ -52,7 +73,8 @@ class StreamWork final : public c10d::Work {
   const int rank_of_group_;
   const char* const operation_;
   const c10::Device device_;
-  Tensors outputs_;
+  const Collective::Results results_;
+  std::once_flag asked_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -1,5 +1,8 @@
 #include "backend/work.h"
 
+#include "backend/chain.h"
+#include "backend/joint_work.h"
+
 namespace pg_sdma {
 
 HostWork::Shelf::~Shelf() {
@@ -16,13 +19,14 @@ std::deque<HostWork::Kept> HostWork::Shelf::take() {
   return std::exchange(kept_, {});
 }
 
-HostWork::HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body,
-                   std::shared_ptr<Shelf> shelf)
+HostWork::HostWork(c10d::OpType type, c10::IValue results, Body body, std::shared_ptr<Shelf> shelf)
     : Work(-1, type),
-      kept_{
-          std::move(body), std::move(outputs),
-          c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()))},
-      shelf_(std::move(shelf)) {}
+      kept_{std::move(body), std::move(results), nullptr},
+      shelf_(std::move(shelf)) {
+  const auto list = c10::ListType::ofTensors();
+  kept_.future = c10::make_intrusive<c10::ivalue::Future>(
+      kept_.results.isNone() ? c10::TypePtr(list) : kept_.results.type());
+}
 
 HostWork::~HostWork() {
   if (on_own_thread()) shelf_->put(std::move(kept_));
@@ -48,22 +52,19 @@ void HostWork::run(c10::intrusive_ptr<HostWork> work, Tellers& tellers) {
 void HostWork::run_body() {
   try {
     if (const auto inner = kept_.body()) {
-      try {
-        kept_.outputs = inner->result();
-      } catch (const std::exception&) {
-        // Operations without a result (a barrier) say so by throwing.
-      }
+      if (const auto future = future_of(*inner)) kept_.results = future->value();
     }
   } catch (const std::exception&) {
     error_ = std::current_exception();
   }
+  if (kept_.results.isNone()) kept_.results = std::vector<at::Tensor>();
 }
 
 void HostWork::complete_future() {
   if (error_) {
     kept_.future->setError(error_);
   } else {
-    kept_.future->markCompleted(c10::IValue(kept_.outputs));
+    kept_.future->markCompleted(kept_.results);
   }
 }
 
@@ -104,7 +105,7 @@ void HostWork::let_go() {
 std::vector<at::Tensor> HostWork::result() {
   TORCH_CHECK(isCompleted(), c10d::opTypeToString(retrieveOpType()),
               ": Work::result() needs a completed operation: call wait() first");
-  return kept_.outputs;
+  return tensors_of(kept_.results);
 }
 
 c10::intrusive_ptr<c10::ivalue::Future> HostWork::getFuture() {

@@ -24,7 +24,7 @@ class HostWork final : public c10d::Work {
   // What keeps tensors alive.
   struct Kept {
     Body body;
-    std::vector<at::Tensor> outputs;
+    c10::IValue results;
     c10::intrusive_ptr<c10::ivalue::Future> future;
   };
 
@@ -41,9 +41,8 @@ class HostWork final : public c10d::Work {
     std::deque<Kept> kept_;
   };
 
-  // `outputs` is what result() gives; empty for a queued inner collective, whose own Work tells.
-  HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body,
-           std::shared_ptr<Shelf> shelf);
+  // `results` is what the future holds; None for a queued inner collective, whose own Work tells.
+  HostWork(c10d::OpType type, c10::IValue results, Body body, std::shared_ptr<Shelf> shelf);
   ~HostWork() override;
 
   // Called once, by the worker, which lets go of `work`. Whatever the body throws is the outcome.

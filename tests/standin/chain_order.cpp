@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 
 #include <random>
+#include <thread>
 
 #include "group.h"
 #include "torch_device.h"
@@ -15,6 +16,7 @@
 // With the chain, in one translation unit: torch's headers take longer than all else.
 #include "backend/arguments.cpp"
 #include "backend/collective.cpp"
+#include "backend/joint_work.cpp"
 #include "backend/stream_chain.cpp"
 #include "backend/stream_work.cpp"
 
@@ -163,6 +165,43 @@ void leave_one_pending(Engine& engine) {
   chain->before_inner();
 }
 
+// What the caller enqueues behind an asynchronous call does not wait for it; behind a synchronous
+// one it does.
+void an_asynchronous_call_leaves_the_callers_stream_free(Engine& engine, bool async) {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  auto* gate = static_cast<Counter*>(page);
+  const Buffer bytes(2);
+  const auto chain = make_stream_chain(kDevice.type());
+  class Gated final : public Carrier {
+   public:
+    Gated(Chain& chain, OneQueue& queue, Counter& gate)
+        : chain_(chain), queue_(queue), gate_(gate) {}
+    std::vector<WorkPtr> carry(Collective&) override {
+      chain_.before_direct(queue_);
+      queue_.wait(gate_);
+      return {};
+    }
+
+   private:
+    Chain& chain_;
+    OneQueue& queue_;
+    Counter& gate_;
+  };
+  OneQueue direct(*chain, engine.queue(page, 4096));
+  Gated gated(*chain, direct, *gate);
+  turn_to(1);
+  const WorkPtr work = chain->run(std::make_shared<OneByte>(bytes.data() + 1, async), gated);
+  driver::Event behind = nullptr;
+  REQUIRE(driver::cuEventCreate(&behind, driver::kNoTiming) == 0);
+  REQUIRE(driver::cuEventRecord(behind, caller) == 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  REQUIRE((driver::cuEventQuery(behind) == 0) == async);
+  gate->store(1);
+  REQUIRE(soon([&] { return driver::cuEventQuery(behind) == 0; }));
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  chain->let_go();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -180,7 +219,7 @@ int main(int argc, char** argv) {
   const auto chain = make_stream_chain(kDevice.type());
   OneQueue direct(*chain, engine->queue(page, 4096));
   Inner inner;
-  std::vector<WorkPtr> works;  // who drops one expects nothing of it
+  std::vector<WorkPtr> works;
   for (size_t k = 1; k <= collectives; ++k) {
     turn_to(static_cast<int64_t>(random() % kCallers));
     unsigned char* const to = bytes.data() + k;
@@ -192,8 +231,9 @@ int main(int argc, char** argv) {
         return;
       }
       chain->before_inner();
-      works.push_back(inner.copy(to, async));
-      chain->after_inner(works.back());
+      WorkPtr work = inner.copy(to, async);
+      chain->after_inner(work);
+      if (random() % 2 == 0) works.push_back(std::move(work));  // or it is dropped at once
     };
     if (first || random() % 4 == 0) {
       const bool beside = first || random() % 2 == 0;
@@ -203,7 +243,7 @@ int main(int argc, char** argv) {
       if (beside) continue;
     }
     make();
-    if (works.back() && random() % 4 == 0) works.back()->getFuture()->wait();
+    if (!works.empty() && works.back() && random() % 4 == 0) works.back()->getFuture()->wait();
   }
   for (const Stream stream : handles) REQUIRE(cuStreamSynchronize(stream) == 0);
   for (const auto& work : works) {
@@ -215,6 +255,11 @@ int main(int argc, char** argv) {
   works.clear();
   chain->stop([] {}, false);
   chain->let_go();
+  if (std::string(argv[1]).rfind("hip:", 0) != 0) {  // whose streams share hardware queues
+    for (const bool async : {true, false}) {
+      an_asynchronous_call_leaves_the_callers_stream_free(*engine, async);
+    }
+  }
   leave_one_pending(*engine);
   std::printf("in order\n");
   std::fflush(stdout);

@@ -18,6 +18,7 @@
 #include "backend/coalesced_gather.cpp"
 #include "backend/collective.cpp"
 #include "backend/gather.cpp"
+#include "backend/joint_work.cpp"
 #include "backend/stream_work.cpp"
 
 using namespace pg_sdma;
@@ -225,6 +226,23 @@ void one_by_one_and_in_order(const Issue& issue, const char* single, bool by_fut
   REQUIRE(call.right(static_cast<ptrdiff_t>(half)));
 }
 
+// A call of many tensors is several operations; each of them that goes to the inner takes its own.
+void a_part_takes_its_own_tensors(std::minstd_rand& random) {
+  Buffer memory(1 << 14);
+  Arguments call(memory, random);
+  Inner gloo("gloo");
+  for (const auto& [first, last] : {std::pair<size_t, size_t>{1, 3}, {0, 1}}) {
+    REQUIRE(!call.right());
+    const auto works = gather(call)->part_on_inner(gloo, first, last);
+    REQUIRE(works.size() == 1);
+    for (auto& each : std::exchange(gloo.works, {})) std::thread([&] { each->run(); }).join();
+    turn_to(kCaller);
+    works.front()->wait();
+    REQUIRE(cuStreamSynchronize(handles[kCaller]) == 0);
+  }
+  REQUIRE(call.right());
+}
+
 void failures_are_told(std::minstd_rand& random) {
   Buffer memory(1 << 13);
   Arguments call(memory, random);
@@ -294,6 +312,7 @@ int main(int argc, char** argv) {
     one_by_one_and_in_order(whole, "_allgather_base", by_future, random);
     one_by_one_and_in_order(late, "_allgather_base", by_future, random);
   }
+  a_part_takes_its_own_tensors(random);
   failures_are_told(random);
   others_get_the_call_as_it_is(random);
   gloo_refuses_what_does_not_fit(random);
