@@ -41,6 +41,11 @@ size_t ControlPage::bytes(int world, uint64_t ring) {
   return Layout::Offsets(static_cast<size_t>(world), ring).end;
 }
 
+size_t ControlPage::counters_size() const {
+  const size_t end = Layout::Offsets(static_cast<size_t>(world_), ring_).verdicts;
+  return (end + kPage - 1) / kPage * kPage;
+}
+
 ControlPage::ControlPage(int descriptor, size_t size, int world, uint64_t ring)
     : size_(size), descriptor_(descriptor), world_(world), ring_(ring) {
   void* const base = mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);

@@ -51,7 +51,8 @@ class ControlPage {
   static size_t bytes(int world, uint64_t ring);  // without what may lie behind it
 
   // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor(). `late`:
-  // operations whose ranks may come one after the other (transport/arrival.h) at a time.
+  // operations whose ranks may come one after the other (transport/arrival.h) at a time; each takes
+  // 1216 bytes a rank.
   static ControlPage create(int world, uint64_t ring, const SlotShape& slots = {},
                             uint64_t late = 0);
   // Maps the page that process `pid` holds open as `descriptor`. Throws std::runtime_error with the
@@ -70,6 +71,7 @@ class ControlPage {
   void close_descriptor();
   void* data() const { return base_.get(); }
   size_t size() const { return size_; }
+  size_t counters_size() const;  // from data() on: all counters of the data path lie there
 
   // -- the single accesses that Agreement takes
   uint64_t verdict(uint64_t slot) const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -17,10 +18,6 @@ namespace pg_sdma {
 namespace {
 
 constexpr const char* kProtocol = "5";
-
-// A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
-// inner would enqueue and go on.
-constexpr std::chrono::milliseconds kStreamPatience{5};
 
 // How often a waiting rank looks whether those it waits for still live.
 constexpr std::chrono::milliseconds kFirstLook{50};
@@ -59,11 +56,28 @@ SlotShape slots_for(const Rendezvous::Options& options, const Engine& engine) {
   return Slots::shape(options.world, ControlPage::bytes(options.world, options.ring));
 }
 
-// Operations at a time for which ranks may come one after the other. Not where streams share
-// hardware queues: a wait for a late rank would hold up what that rank needs of another group.
+// Operations at a time for which ranks may come one after the other: some steps of a model with
+// many layers, because a host may run as far ahead of another.
+constexpr uint64_t kMostLate = 128;
+
+// How many of them; none where streams share hardware queues: a wait for a late rank would hold up
+// what that rank needs of another group.
 uint64_t late_for(const Rendezvous::Options& options, const Engine& engine) {
   const bool can = options.defer && engine.pushes() && !engine.shares_hardware_queues();
-  return can && options.world <= Arrived::kMostRanks ? options.ring : 0;
+  return can && options.world <= Arrived::kMostRanks ? kMostLate : 0;
+}
+
+// Rank 0's measurement, as all ranks hear it.
+std::string tell(const CopySpeed& speed) {
+  return std::to_string(speed.bytes_per_second) + (speed.both_ways_at_once ? " both" : " one");
+}
+
+CopySpeed hear_speed(const std::string& text) {
+  CopySpeed speed;
+  std::string ways;
+  std::istringstream(text) >> speed.bytes_per_second >> ways;
+  speed.both_ways_at_once = ways == "both";
+  return speed;
 }
 
 }  // namespace
@@ -277,6 +291,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     // Peers may be waiting for this rank's part in the rest of the test.
     transport->abort("rank " + std::to_string(options_.rank) + kFailedTest + wrong);
   }
+  if (options_.rank == 0) answer["copies"] = tell(transport->copy_speed());
   post("tested", write_fields(answer));
   const auto answers = collect("tested", deadline);
   for (const std::string& text : answers) {
@@ -287,11 +302,12 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   }
   if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
-  const bool waits_while_free = engine->stream_ordered() && !options_.patience;
-  transport->set_patience(
-      options_.patience.value_or(engine->stream_ordered() ? kStreamPatience
-                                                          : std::chrono::microseconds(0)),
-      waits_while_free);
+  if (options_.patience) {
+    transport->set_wait_policy(WaitPolicy::fixed(*options_.patience));
+  } else if (engine->stream_ordered()) {
+    const Fields measured = read_fields(answers[0]);
+    transport->set_wait_policy(WaitPolicy::by_cost(hear_speed(measured.at("copies"))));
+  }
   std::string sums = no_sums(records);
   // What peer copies could not do is not done for reduce-scatters either.
   if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";

@@ -224,9 +224,9 @@ class Settings:
         "How long a rank's host waits in a call for its peers to enter the same call, before they "
         "count as late: see `PG_SDMA_LATE`; what that does not concern goes to the inner backend "
         "on all ranks.",
-        means="0.05 where `PG_SDMA_LATE` is `direct` and concerns the call; for other calls of GPU "
-        "tensors 5 while the caller's stream holds work that has yet to run, 0.05 where it holds "
-        "none; the group's timeout for CPU tensors",
+        means="for GPU tensors up to 5 while the caller's stream holds work that has yet to run, "
+        "and then what a late rank's second copy would take, at least 0.05; the group's timeout "
+        "for CPU tensors",
     )
     late: str = _variable(
         "PG_SDMA_LATE",
@@ -234,8 +234,7 @@ class Settings:
         "What becomes of an all-gather into one tensor a call or several, of NVIDIA GPUs' tensors, "
         "whose peers are late: `direct` has every rank enqueue its part when it comes, and the "
         "device wait for the others, as the inner's kernels do. In groups of at most 16 ranks; up "
-        "to `PG_SDMA_RING` such calls may wait for a rank that has not come, the next goes to the "
-        "inner.",
+        "to 128 such calls may wait for a rank that has not come, the next goes to the inner.",
         default="direct",
         agreed=True,
     )

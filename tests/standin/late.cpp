@@ -3,7 +3,7 @@
 //   late <driver> <folder> <case>
 //
 //   run-ahead    rank 0 makes more calls than are deferred before rank 1 makes its first: its host
-//                waits for none of them, and the last go to the inner
+//                waits for the first few, for none of the others, and the last go to the inner
 //   unreachable  three ranks, of which the second to come cannot share its output
 //   strangers    three ranks, of which the second and the third to come cannot
 //   import       rank 1 comes late, and cannot open what rank 0 shares
@@ -34,7 +34,7 @@ constexpr std::chrono::milliseconds kLongerThanADrain{2500};        // of what a
 constexpr std::chrono::milliseconds kLongerThanATicketLasts{1000};  // once its memory is gone
 constexpr size_t kShard = 1000;
 constexpr size_t kChunk = 1 << 16;
-constexpr int kRing = 16;
+constexpr int kRoom = 128;  // calls that may wait for a late rank
 
 unsigned char content(int rank, int number, size_t at) {
   return static_cast<unsigned char>(1 + 31 * rank + 7 * number + at);
@@ -44,7 +44,13 @@ unsigned char content(int rank, int number, size_t at) {
 class Gather {
  public:
   Gather(int rank, int world, int number, bool in_place)
-      : number_(number), output_(world * kShard), input_(kShard) {
+      : Gather(rank, world, number, in_place, std::make_shared<Buffer>((world + 1) * kShard), 0) {}
+  // In a buffer that it shares with others, as the `nth` of them.
+  Gather(int rank, int world, int number, bool in_place, std::shared_ptr<Buffer> buffer, size_t nth)
+      : number_(number),
+        buffer_(std::move(buffer)),
+        output_(buffer_->data() + nth * (world + 1) * kShard),
+        bytes_(world * kShard) {
     call.operation = "gather";
     call.dtype = "uint8";
     call.timeout = kTimeout;
@@ -53,18 +59,18 @@ class Gather {
 
   void fill(int rank, int world, bool in_place) {
     call.pieces.clear();
-    std::memset(output_.data(), 0xA5, output_.bytes());
-    auto* own = in_place ? output_.data() + rank * kShard : input_.data();
+    std::memset(output_, 0xA5, bytes_);
+    auto* own = output_ + (in_place ? rank * kShard : bytes_);
     for (size_t i = 0; i < kShard; ++i) own[i] = content(rank, number_, i);
     call.pieces.push_back({own, kShard, {}});
     for (int r = 0; r < world; ++r) {
-      call.pieces[0].outputs.push_back(output_.data() + r * kShard);
+      call.pieces[0].outputs.push_back(output_ + r * kShard);
     }
   }
 
   void check() const {
-    for (size_t at = 0; at < output_.bytes(); ++at) {
-      REQUIRE(output_.data()[at] == content(static_cast<int>(at / kShard), number_, at % kShard));
+    for (size_t at = 0; at < bytes_; ++at) {
+      REQUIRE(output_[at] == content(static_cast<int>(at / kShard), number_, at % kShard));
     }
   }
 
@@ -72,8 +78,9 @@ class Gather {
 
  private:
   const int number_;
-  Buffer output_;
-  Buffer input_;
+  const std::shared_ptr<Buffer> buffer_;
+  unsigned char* const output_;
+  const size_t bytes_;
 };
 
 bool carry(DirectTransport& transport, const Call& call) {
@@ -96,19 +103,20 @@ void raises(int rank, const std::function<void()>& body) {
 }
 
 void run_ahead(int rank, DirectTransport& transport) {
+  const auto buffer = std::make_shared<Buffer>((kRoom + 4) * 3 * kShard);
   std::deque<Gather> gathers;
-  for (int i = 0; i < kRing + 4; ++i) gathers.emplace_back(rank, 2, i, i % 2 == rank);
+  for (int i = 0; i < kRoom + 4; ++i) gathers.emplace_back(rank, 2, i, i % 2 == rank, buffer, i);
   if (rank == 1) std::this_thread::sleep_for(kLate);
   const auto began = Clock::now();
-  for (int i = 0; i < kRing + 4; ++i) {
-    REQUIRE(carry(transport, gathers[i].call) == (i < kRing));
-    REQUIRE(transport.deferred() == (i < kRing));
+  for (int i = 0; i < kRoom + 4; ++i) {
+    REQUIRE(carry(transport, gathers[i].call) == (i < kRoom));
+    REQUIRE(transport.deferred() == (i < kRoom));
   }
   if (rank == 0) REQUIRE(Clock::now() - began < kLate);
   REQUIRE(cuStreamSynchronize(caller) == 0);
-  for (int i = 0; i < kRing; ++i) gathers[i].check();
+  for (int i = 0; i < kRoom; ++i) gathers[i].check();
   // Once all have caught up there is room again.
-  Gather another(rank, 2, kRing + 4, true);
+  Gather another(rank, 2, kRoom + 4, true);
   if (rank == 1) std::this_thread::sleep_for(kLate);
   REQUIRE(carry(transport, another.call));
   REQUIRE(transport.deferred());

@@ -122,6 +122,12 @@ bool accessible(Address address, size_t bytes) {
   return true;
 }
 
+bool imported(Address address) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  const auto found = region_at(address);
+  return found != regions.end() && found->second.kind == Region::Kind::kImport;
+}
+
 bool registered(Address address) {
   std::lock_guard<std::mutex> lock(memory_mutex);
   for (const auto& [host, registration] : registrations) {

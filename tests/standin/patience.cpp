@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
   const std::string folder = argv[2];
   return run_ranks(2, [&](int rank) {
     auto transport = join(driver_path, folder, rank, 2, {});
-    transport->set_patience(kTimeout, /*only_while_free=*/true);
+    transport->set_wait_policy(WaitPolicy::by_cost({}, kTimeout));
     const auto engine = engine_by(driver_path, rank);  // the same
     {
       Gate gate(*engine);

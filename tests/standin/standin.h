@@ -18,6 +18,8 @@
 //                              4)
 //   STANDIN_DEPTH=1020         entries of a stream before enqueuing blocks
 //   STANDIN_DELAY_US=0         each operation starts up to so much later, at random
+//   STANDIN_PEER_COPY_US=0     a copy from or to memory of another process takes so long
+//   STANDIN_PEER_ENGINES=1     engines for such copies: one for all streams, or 0: one for each
 //   STANDIN_FAIL=name:n[:code] the n-th call of a function gives this result (999)
 //   STANDIN_FAULT=kind[:bytes[:bytes]]   a broken driver (broken.h), for copies of that many bytes
 #pragma once
