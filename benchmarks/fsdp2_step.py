@@ -21,7 +21,6 @@ here are those of examples/train_fsdp2.py.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import statistics
 import sys
@@ -302,7 +301,6 @@ def main() -> None:
         options = train_fsdp2.parse([*shape.arguments(), *rest])
         with launch.process_group(inner):
             results = rounds(launch, own, options, say)
-        gc.collect()
         say(f"\n{shape}, batch {own.batch}; ms a step on the device of the slower rank\n")
         found = {**asdict(shape), "results": [asdict(result) for result in results]}
         if own.rounds > 1:
