@@ -39,7 +39,7 @@ from fsdp2_contestants import CONTESTANTS, FLOOR, baseline, communicate, process
 from fsdp2_host import Host, observed
 from fsdp2_pairs import compare, losers, summary
 from fsdp2_profile import breakdown
-from fsdp2_table import MODES, Result, notes, table
+from fsdp2_table import MODES, Result, not_finite, notes, table
 
 import train_fsdp2
 from common.loop import RUN_AHEAD, StepClock
@@ -132,9 +132,9 @@ class Trainer:
             clock.mark()
         return statistics.median(clock.milliseconds()), statistics.median(host) * 1e3
 
-    def finite(self) -> bool:
-        """Whether the last loss is."""
-        return bool(self._loss.isfinite())
+    def loss(self) -> float:
+        """Of this rank's last step."""
+        return self._loss.item()
 
 
 def measure(
@@ -149,7 +149,7 @@ def measure(
     host: dict[str, float] = {}
     routes: dict[str, RouteCounts] = {}
     calls: dict[str, Host] = {}
-    finite = True
+    loss: dict[str, float] = {}
     for mode in MODES:
         trainer.reset()
         communicate(trainer.training.model, groups[name])
@@ -160,14 +160,14 @@ def measure(
         with observed() as calls[mode]:
             times = trainer.run(own.steps, sync=mode == "sync")
         routes[mode] = since(before, stats(groups[name]))
-        finite = finite and trainer.finite()
+        loss[mode] = trainer.loss()
         slowest = torch.tensor(times, dtype=torch.float64, device=trainer.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         step[mode], host[mode] = slowest.tolist()
     device_ms = None
     if own.profile and number == own.rounds - 1 and trainer.device.type == "cuda":
         device_ms = breakdown(lambda steps: trainer.run(steps, sync=False))
-    return Result(name, number, step, host, routes, calls, device_ms, finite)
+    return Result(name, number, step, host, routes, calls, loss, device_ms)
 
 
 def since(before: RouteCounts, after: RouteCounts) -> RouteCounts:
@@ -310,7 +310,7 @@ def main() -> None:
             }
             slower += [f"{shape}: {line}" for line in losers(pairs, backends)]
         lines = summary(pairs, backends, own.rounds) if own.pairs else table(results, backends)
-        say("\n".join(lines), end="\n\n", flush=True)
+        say("\n".join([*lines, *not_finite(results)]), end="\n\n", flush=True)
         shapes.append(found)
         if launch.rank == 0 and own.json:
             own.json.write_text(json.dumps({**setup, "shapes": shapes}, indent=1) + "\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,8 +26,8 @@ class Result:
     host: dict[str, float]  # mode -> ms in the host's call
     routes: dict[str, RouteCounts]  # mode -> what went which way
     calls: dict[str, Host]  # mode -> what the host did for collectives
+    loss: dict[str, float]  # mode -> of the last step
     device_ms: dict[str, float] | None  # kind of kernels and copies -> a step
-    finite: bool  # the last loss
 
 
 def rows(lines: Sequence[Sequence[str]]) -> list[str]:
@@ -92,6 +94,18 @@ def notes(result: Result) -> list[str]:
         found = sorted(result.device_ms.items(), key=lambda item: -item[1])
         kinds = ", ".join(f"{kind} {ms:.1f}" for kind, ms in found)
         lines.append(f"{head}, free: device, ms a step: {kinds}")
-    if not result.finite:
-        lines.append(f"{head}: the last loss is not finite, and GPUs may multiply NaN faster")
     return lines
+
+
+def not_finite(results: Sequence[Result]) -> list[str]:
+    """A line for each contestant whose times are of steps with NaN: GPUs may be faster at those."""
+    counted = Counter(
+        result.contestant
+        for result in results
+        for loss in result.loss.values()
+        if not math.isfinite(loss)
+    )
+    return [
+        f"{name}: the last loss was not finite {count} times, and its times may be too short"
+        for name, count in counted.items()
+    ]

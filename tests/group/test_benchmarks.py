@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -39,6 +40,9 @@ def test_fsdp2_steps_over_each_contestant(tmp_path: Path) -> None:
     assert list(found) == ["inner", "sdma", "sdma+rs"]
     for mode in ("free", "sync"):
         assert all(result["step"][mode] > 0 for result in found.values())
+        # Each began with the same weights, and two ranks' sums have one order.
+        (loss,) = {result["loss"][mode] for result in found.values()}
+        assert math.isfinite(loss)
         assert routes(found["inner"], mode) == {}
         assert routes(found["sdma"], mode) == {"all_gather_into_tensor": {"direct"}}
         assert routes(found["sdma+rs"], mode) == {
@@ -80,6 +84,11 @@ def test_pairs_of_fsdp2_steps_and_their_floor(tmp_path: Path) -> None:
                 if result["contestant"] == "none"
                 else {"all-gather": 9, "reduce-scatter": 6}
             )
+    for mode in ("free", "sync"):
+        # Neither steps without gradients nor an earlier round leave anything behind.
+        trained = [r for r in shape["results"] if r["contestant"] != "none"]
+        (loss,) = {result["loss"][mode] for result in trained}
+        assert math.isfinite(loss)
     assert list(shape["pairs"]) == ["none", "inner", "sdma"]
     assert shape["pairs"]["inner"]["free"]["saved"] == 0
     assert shape["pairs"]["none"]["free"]["cpu"] == 0 < shape["pairs"]["sdma"]["free"]["cpu"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 
@@ -23,13 +24,14 @@ from fsdp2_host import COLLECTIVES, Host, name_of, observed
 from fsdp2_pairs import compare, losers, summary
 from fsdp2_profile import kind_of
 from fsdp2_step import Shape, since
-from fsdp2_table import GONE, Result, notes, share_gone, table
+from fsdp2_table import GONE, Result, not_finite, notes, share_gone, table
 
 
 def result(contestant: str, number: int, free: float, sync: float, **changed: object) -> Result:
     step = {"free": free, "sync": sync}
     calls = {"free": Host(), "sync": Host()}
-    rest = {"routes": {}, "calls": calls, "device_ms": None, "finite": True, **changed}
+    loss = {"free": 5.0, "sync": 5.0}
+    rest = {"routes": {}, "calls": calls, "loss": loss, "device_ms": None, **changed}
     return Result(contestant, number, step, step, **rest)
 
 
@@ -302,7 +304,6 @@ def test_notes_tell_how_many_calls_were_late() -> None:
             routes=routes,
             calls={"free": host, "sync": Host()},
             device_ms={"GEMM": 5.0},
-            finite=False,
         )
     )
     assert any("75.0% of bytes direct; calls: 3 direct, 1 inner: late" in line for line in said)
@@ -312,9 +313,45 @@ def test_notes_tell_how_many_calls_were_late() -> None:
     told = "reduce-scatter, CPU time: 4 calls, median 50 us, mean 60 us, longest 90 us"
     assert any(told in line for line in said)
     assert host.cpu_ms() == pytest.approx(0.24)
-    assert any("the last loss is not finite" in line for line in said)
     assert any("free: host, agreeing: 1 calls, median 30 us" in line for line in said)
     assert any("sync: host, 0 allocations by the driver" in line for line in said)
+
+
+def test_a_contestant_that_trained_on_nan_is_named() -> None:
+    nan = {"free": 5.0, "sync": float("nan")}
+    results = [result("inner", 0, 1, 2), *rounds("none", 1, 2, loss=nan)]
+    [line] = not_finite(results)
+    assert line.startswith("none: the last loss was not finite 2 times")
+
+
+@pytest.mark.parametrize(("times", "code"), [((110.0, 111.0), 1), ((90.0, 91.0), 0)])
+def test_check_is_an_exit_code(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    times: tuple[float, ...],
+    code: int,
+) -> None:
+    class Launch:
+        rank, world_size, device_name = 0, 2, "CPU"
+
+        def __init__(self, device: str) -> None:
+            assert device == "cpu"
+
+        def process_group(self, backend: str) -> contextlib.AbstractContextManager[None]:
+            assert backend == "cpu:gloo"
+            return contextlib.nullcontext()
+
+    found = [*rounds("inner", 100, 100), *rounds("sdma", *times)]
+    monkeypatch.setattr(fsdp2_step, "Launch", Launch)
+    monkeypatch.setattr(fsdp2_step, "rounds", lambda *_: found)
+    options = "--device cpu --shapes 1x64x16 --pairs 2 --steps 9 --check --contestants inner,sdma"
+    monkeypatch.setattr("sys.argv", ["fsdp2_step.py", *options.split()])
+    with pytest.raises(SystemExit) as ended:
+        fsdp2_step.main()
+    assert ended.value.code == code
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert ("sdma synchronises before every step and is 10.5% slower than gloo" in last) == code
+    assert ("no contestant is slower than gloo" in last) != code
 
 
 def test_what_was_counted_before_is_left_out() -> None:
