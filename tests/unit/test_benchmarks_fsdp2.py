@@ -38,16 +38,7 @@ def result(contestant: str, number: int, free: float, sync: float, **changed: ob
 def test_a_shape_has_heads_of_128() -> None:
     shape = Shape.parse("16x4096x2048")
     assert (shape.layers, shape.hidden, shape.seq, shape.heads) == (16, 4096, 2048, 32)
-    assert shape.arguments() == [
-        "--layers",
-        "16",
-        "--hidden",
-        "4096",
-        "--heads",
-        "32",
-        "--seq",
-        "2048",
-    ]
+    assert " ".join(shape.arguments()) == "--layers 16 --hidden 4096 --heads 32 --seq 2048"
     assert Shape.parse("2x64x32").heads == 1
 
 
@@ -60,36 +51,11 @@ def test_what_is_no_shape_is_refused(text: str) -> None:
 
 
 def test_the_trainer_gets_the_common_options_and_those_that_are_its_own() -> None:
-    own, rest = fsdp2_step.parse(
-        [
-            "--device",
-            "cpu",
-            "--shapes",
-            "2x64x32,1x128x8",
-            "--steps",
-            "9",
-            "--warmup",
-            "3",
-            "--seed",
-            "5",
-            "--contestants",
-            "sdma,inner",
-        ]
-    )
+    sizes = "--device cpu --shapes 2x64x32,1x128x8 --steps 9 --warmup 3 --seed 5"
+    own, rest = fsdp2_step.parse([*sizes.split(), "--contestants", "sdma,inner"])
     assert own.shapes == [Shape(2, 64, 32), Shape(1, 128, 8)]
     assert own.contestants == ["sdma", "inner"]
-    assert rest == [
-        "--seed",
-        "5",
-        "--device",
-        "cpu",
-        "--batch",
-        "1",
-        "--steps",
-        "9",
-        "--warmup",
-        "3",
-    ]
+    assert " ".join(rest) == "--seed 5 --device cpu --batch 1 --steps 9 --warmup 3"
 
 
 def test_each_contestant_but_the_first_is_compared_with_it_in_every_round() -> None:
