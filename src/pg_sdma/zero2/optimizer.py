@@ -110,9 +110,11 @@ class AdamW(torch.optim.Optimizer):
         """Moments as DTensors of the model's shapes, by the parameters' names; collective.
 
         The same keys on every rank, and before the first step too, so that
-        torch.distributed.checkpoint saves it, and loads into it, on any number of ranks.
+        torch.distributed.checkpoint saves it, and loads into it, on any number of ranks. Raises
+        RuntimeError between the micro-steps of a step.
         """
         owned = dict(self._zero.named_parameters())
+        self._zero.refuse_within_step("the optimizer's state_dict")
         everyone: list[Any] = [None] * self._zero.group.size()
         steps = {
             name: float(self._state_of(owned[name])["step"])
@@ -154,16 +156,20 @@ class AdamW(torch.optim.Optimizer):
         Raises ValueError, on the ranks that see it, for a state of other parameters, and on all
         others RuntimeError.
         """
+        self._zero.refuse_within_step("the optimizer's load_state_dict")
         state, groups = state_dict["state"], state_dict["param_groups"]
         own = {"state": dict.fromkeys(self._all_names())}
         error = None
         if len(groups) != len(self._names):
             error = ValueError(
-                f"the state has {len(groups)} groups of parameters, the optimizer "
-                f"{len(self._names)}"
+                f"{self._zero.where}: the state has {len(groups)} groups of parameters, the "
+                f"optimizer {len(self._names)}; make the groups that the state was saved with"
             )
         elif missing := [name for name in own["state"] if name not in state]:
-            error = ValueError(f"the state has nothing of {missing[0]}: it is another model's")
+            error = ValueError(
+                f"{self._zero.where}: the state has nothing of {missing[0]}; load the state of the "
+                "same model and groups"
+            )
         else:
             for moment in _MOMENTS:
                 saved = {name: entry[moment] for name, entry in state.items()}

@@ -253,7 +253,7 @@ class Zero2:
         and the model's buffers are not in it. Raises RuntimeError between the micro-steps of a
         step: gradients are not saved.
         """
-        self._refuse_within_step("state_dict")
+        self.refuse_within_step("state_dict")
         self._binding.adopt()
         for unit in self._units:
             unit.refresh()
@@ -269,7 +269,7 @@ class Zero2:
 
         Raises ValueError for the state of another model, and RuntimeError on the other ranks.
         """
-        self._refuse_within_step("load_state_dict")
+        self.refuse_within_step("load_state_dict")
         error = self.mismatch(self.shapes, state["parameters"])
         self.agree("loading a state", error, (state["seed"], state["step"]))
         self._binding.adopt()
@@ -278,6 +278,15 @@ class Zero2:
         self._gather()
 
     # What checkpoints of an optimizer are made with, too.
+
+    def refuse_within_step(self, operation: str) -> None:
+        """Raises RuntimeError where gradients wait for a step."""
+        self._refuse_removed()
+        if not all(unit.idle for unit in self._units):
+            raise RuntimeError(
+                f"{self._run.where}: {operation} between the micro-steps of step {self._run.step}; "
+                "call it after the optimizer's step, or drop the gradients with zero_grad"
+            )
 
     def as_dtensors(self, names: Collection[str], values: checkpoint.Values) -> dict[str, DTensor]:
         """See `checkpoint.as_dtensors`."""
@@ -343,14 +352,6 @@ class Zero2:
             raise RuntimeError(
                 f"{self.where}: this Zero2 was removed from its model, or the model was wrapped "
                 "anew; use the new one, with an optimizer of its own"
-            )
-
-    def _refuse_within_step(self, operation: str) -> None:
-        self._refuse_removed()
-        if not all(unit.idle for unit in self._units):
-            raise RuntimeError(
-                f"{self._run.where}: {operation} between the micro-steps of step {self._run.step}; "
-                "call it after the optimizer's step, or drop the gradients with zero_grad"
             )
 
 
