@@ -117,8 +117,8 @@ class Lane final : private Carrier, private Recorded {
   bool forked() const { return fork_guard_.forked(); }
   void check_fork() const;
 
-  // Ends this rank's part in the transport; the inner is left to the caller. What is pending gets a
-  // moment to complete, then fails. Later calls of run() raise.
+  // Ends this rank's part in the transport, once what is pending is done, has failed or has timed
+  // out; the inner is left to the caller. Later calls of run() raise.
   void shutdown();
   // The same at the end of the process, whose last calls may still go to the inner.
   void detach();
@@ -147,6 +147,10 @@ class Lane final : private Carrier, private Recorded {
   WorkPtr take_inner(Collective& collective, const std::string& reason);
   void refuse_silence(const Collective& collective, const std::string& reason) const;
   void leave(bool process_ends);
+  // Until `ended`, asked with how long it may wait, says so; what a broken group has pending is
+  // given up.
+  void await_end(const std::function<bool(std::chrono::milliseconds)>& ended);
+  bool broken() const;
   void end(const std::string& why);
   std::string fault() const;
 

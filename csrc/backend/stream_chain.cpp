@@ -85,7 +85,7 @@ class StreamChain final : public Chain {
     return c10::make_intrusive<JointWork>(std::move(pending));
   }
 
-  void stop(const std::function<void()>&, bool) override {}
+  void stop(bool) override {}
 
   void let_go() override {
     for (const auto& kept : kept_) {

@@ -68,9 +68,9 @@ class DirectTransport final : public Transport {
   uint64_t number() const { return number_; }  // the last that was taken
   // Whether the last operation is direct although ranks were late for it.
   bool deferred() const { return earlier_.has_value(); }
-  // Returns once ranks that were late for what is enqueued here have carried it, for which they
-  // need this rank's memory; or after 3 s, or when one of them is gone or the group broken.
-  void await_late_ranks();
+  // Before this rank leaves: returns once all that is enqueued here is done, on every rank, or the
+  // group is broken. The watchdog bounds it, by the operations' own deadlines.
+  void drain();
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
   // Throws GroupFault when a peer that the last operation needs is gone, or the group is broken.
@@ -176,9 +176,7 @@ class DirectTransport final : public Transport {
   std::atomic<uint64_t> number_ = 0;  // written by one thread at a time
   Deadline started_{};                // of operation number_
   bool watched_ = true;
-  bool carrying_ = false;       // operation number_ is direct, and under way
-  uint64_t last_deferred_ = 0;  // the last that was carried in order of arrival, and until when
-  Deadline deferred_until_{};
+  bool carrying_ = false;  // operation number_ is direct, and under way
   // Of operation number_, where it is carried in order of arrival: the ranks before this one.
   std::optional<std::vector<int>> earlier_;
   CallRecord own_;

@@ -108,7 +108,8 @@ class SdmaBackend(Backend):
     def _set_default_timeout(self, timeout: timedelta) -> None:
         """What the group's set_timeout does."""
 
-    def detach(self) -> None:
-        """Ends this rank's part in the transports; waits for no peer, leaves the inners alone."""
-
     def __getattr__(self, name: str) -> Any: ...
+
+def detach(backends: list[SdmaBackend]) -> None:
+    """Ends this rank's part in the transports of all of them, side by side, once what is pending
+    there has ended, at the latest by its own deadline. Leaves the inners alone."""

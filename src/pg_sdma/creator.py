@@ -87,14 +87,13 @@ def _set_up_process(extension: ModuleType) -> None:
     extension.set_log(logging.getLogger("pg_sdma").info)
     extension.set_kernels(kernels.compile_for)
     extension.set_mori(mori_transport.Offer)
-    atexit.register(_detach_live_groups)
+    atexit.register(_detach_live_groups, extension)
 
 
-def _detach_live_groups() -> None:
-    """Cleans up after a program that ends without destroy_process_group; waits for nobody.
+def _detach_live_groups(extension: ModuleType) -> None:
+    """Leaves the groups of a program that ends without destroy_process_group.
 
-    torch then calls no shutdown, and the destructors run late or never.
+    torch then calls no shutdown, and the destructors run late or never. Peers may count on what is
+    pending, so this waits for it, as destroying the groups does.
     """
-    for group in list(c10d._world.pg_map):
-        for backend in sdma_backends(group):
-            backend.detach()
+    extension.detach([backend for group in c10d._world.pg_map for backend in sdma_backends(group)])

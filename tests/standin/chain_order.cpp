@@ -154,7 +154,7 @@ void leave_one_pending(Engine& engine) {
   REQUIRE(soon([mark = direct->queue().mark()] { return mark->passed(); }));
   direct->wait(*static_cast<Counter*>(page));
   const auto pending = gather(2);
-  chain->stop([] {}, false);
+  chain->stop(false);
   REQUIRE(!pending.expired());
   direct.reset();
   chain->let_go();
@@ -213,7 +213,7 @@ int main(int argc, char** argv) {
   }
   for (size_t k = 0; k <= collectives; ++k) REQUIRE(bytes.data()[k] == 1);
   works.clear();
-  chain->stop([] {}, false);
+  chain->stop(false);
   chain->let_go();
   leave_one_pending(*engine);
   std::printf("in order\n");

@@ -232,6 +232,11 @@ int cuThreadExchangeStreamCaptureMode(CaptureMode* mode) {
   return kSuccess;
 }
 
+void standin_fail_next(const char* name, int code) {
+  std::lock_guard<std::mutex> lock(mutex);
+  failure = {name, calls[name] + 1, code};
+}
+
 long standin_calls(const char* name) {
   std::lock_guard<std::mutex> lock(mutex);
   return calls[name];

@@ -62,6 +62,9 @@ int cuStreamEndCapture(void* stream, void** graph);
 // From now on new streams share so many hardware queues, as with STANDIN_QUEUES.
 void standin_share_queues(int queues);
 
+// The next call of a function gives this result, as with STANDIN_FAIL.
+void standin_fail_next(const char* name, int code);
+
 // How often a function was called in this process.
 long standin_calls(const char* name);
 // Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
