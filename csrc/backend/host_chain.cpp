@@ -1,5 +1,8 @@
 // The chain of CPU tensors. Synchronous calls run on the calling thread while nothing is pending;
-// asynchronous ones, and all that comes behind them, run in turn on a worker thread.
+// asynchronous ones, and all that comes behind them, run in turn on a worker thread. It never waits
+// for a thread that runs users' code, such as a future's callback, which may wait for it.
+#include <ATen/ThreadLocalState.h>
+
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -9,16 +12,45 @@
 #include <utility>
 
 #include "backend/chain.h"
+#include "backend/tellers.h"
 #include "backend/work.h"
 
 namespace pg_sdma {
 namespace {
+
+// How long stop() waits for users' callbacks to end.
+constexpr std::chrono::seconds kGrace{2};
 
 // Outlives the chain in the callbacks of the inner's operations, which cannot be called back.
 struct Bell {
   std::mutex mutex;
   std::condition_variable rung;
   std::string abandoned;  // why nothing is waited for any more
+};
+
+// Whether an operation of the inner has ended; guarded by the bell.
+using Ended = std::shared_ptr<bool>;
+
+// Rings when an operation's future completes, or goes without.
+class Ringer {
+ public:
+  Ringer(std::shared_ptr<Bell> bell, Ended ended)
+      : bell_(std::move(bell)), ended_(std::move(ended)) {}
+  ~Ringer() { ring(); }
+  Ringer(const Ringer&) = delete;
+  Ringer& operator=(const Ringer&) = delete;
+
+  void ring() {
+    {
+      std::lock_guard<std::mutex> lock(bell_->mutex);
+      *ended_ = true;
+    }
+    bell_->rung.notify_all();
+  }
+
+ private:
+  const std::shared_ptr<Bell> bell_;
+  const Ended ended_;
 };
 
 class HostChain final : public Chain {
@@ -41,12 +73,16 @@ class HostChain final : public Chain {
 
   void before_inner() override {}
 
-  // Weak: gloo holds a Work until it has run, so one that is gone is complete, and holding it
-  // would keep its tensors alive. No two threads come here at a time: while the worker is busy
-  // every collective goes to it.
+  // Before anyone else has the future, whose callbacks run in turn: a user's may wait for a
+  // collective of this chain. No two threads come here at a time: while the worker is busy every
+  // collective goes to it.
   void after_inner(const WorkPtr& work) override {
-    while (!inners_.empty() && has_ended(inners_.front())) inners_.pop_front();
-    if (work) inners_.emplace_back(work);
+    {
+      std::lock_guard<std::mutex> lock(bell_->mutex);
+      while (!inners_.empty() && *inners_.front()) inners_.pop_front();
+    }
+    if (!work) return;
+    if (Ended ended = end_of(*work)) inners_.push_back(std::move(ended));
   }
 
   void before_direct(Transport&) override {}
@@ -87,69 +123,60 @@ class HostChain final : public Chain {
     }
     wake_.notify_all();
     worker_.join();
-    if (process_ends) new auto(std::move(kept_));
+    tellers_.stop(kGrace);
+    if (process_ends) new auto(shelf_->take());
     reap();
   }
 
  private:
   using Task = c10::intrusive_ptr<HostWork>;
-  using WeakWork = c10::weak_intrusive_ptr<c10d::Work>;
-
-  static bool has_ended(const WeakWork& weak) {
-    const WorkPtr work = weak.lock();
-    return !work || work->isCompleted();
-  }
 
   void carry(Collective& collective, Carrier& carrier) {
-    // Before the call is published: from then on peers may read the input.
-    for (; !inners_.empty(); inners_.pop_front()) {
-      const WorkPtr before = inners_.front().lock();
-      if (!before || !future_of(*before)) continue;
-      try {
-        await(before);
-      } catch (const GroupFault&) {
-        throw;
-      } catch (const std::exception&) {
-        // Its failure is told by its own Work; here only its end matters.
-      }
-    }
+    // Before the call is published: from then on peers may read the input. Whether they failed is
+    // told by their own Works.
+    for (; !inners_.empty(); inners_.pop_front()) await(inners_.front());
     for (const WorkPtr& work : carrier.carry(collective)) await(work);
     collective.finish();
   }
 
-  // Waits for an operation of the inner, but not past abandon(): a gloo operation goes on until its
-  // timeout. Throws what it threw, or GroupFault.
-  void await(const WorkPtr& work) {
-    const auto future = future_of(*work);
-    if (!future) {
-      work->wait();
-      return;
-    }
-    auto ended = std::make_shared<bool>(false);
-    future->addCallback([bell = bell_, ended](c10::ivalue::Future&) {
-      {
-        std::lock_guard<std::mutex> lock(bell->mutex);
-        *ended = true;
-      }
-      bell->rung.notify_all();
-    });
+  // Null where there is no future: see future_of().
+  Ended end_of(c10d::Work& work) {
+    const auto future = future_of(work);
+    if (!future) return nullptr;
+    Ended ended = std::make_shared<bool>(false);
+    future->addCallback(
+        [ringer = std::make_shared<Ringer>(bell_, ended)](c10::ivalue::Future&) { ringer->ring(); },
+        /*uses_future=*/false);
+    return ended;
+  }
+
+  // Not past abandon(): a gloo operation goes on until its timeout. Throws GroupFault.
+  void await(const Ended& ended) {
     std::unique_lock<std::mutex> lock(bell_->mutex);
     bell_->rung.wait(lock, [&] { return *ended || !bell_->abandoned.empty(); });
     if (!*ended) throw GroupFault(bell_->abandoned);
-    lock.unlock();
+  }
+
+  // Of a Work that nobody else has. Throws what it threw, too.
+  void await(const WorkPtr& work) {
+    if (const Ended ended = end_of(*work)) await(ended);
     work->wait();
   }
 
   WorkPtr post(c10d::OpType type, Tensors outputs, HostWork::Body body) {
-    const auto task =
-        c10::make_intrusive<HostWork>(type, std::move(outputs), [this, body = std::move(body)] {
+    // As on the caller's own thread, for whichever operations of torch it takes.
+    const auto task = c10::make_intrusive<HostWork>(
+        type, std::move(outputs),
+        [this, body = std::move(body), state = at::ThreadLocalState()] {
+          const at::ThreadLocalStateGuard as_the_caller(state);
           try {
             throw_if_abandoned();
             return body();
           } catch (const GroupFault& error) {
             TORCH_CHECK_WITH(DistBackendError, false, error.what());
           }
-        });
+        },
+        shelf_);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       TORCH_CHECK_WITH(DistBackendError, !stopping_,
@@ -167,10 +194,7 @@ class HostChain final : public Chain {
   }
 
   void serve() {
-    HostWork::keep_with([this](HostWork::Kept kept) {
-      std::lock_guard<std::mutex> lock(mutex_);
-      kept_.push_back(std::move(kept));
-    });
+    be_own_thread();
     std::unique_lock<std::mutex> lock(mutex_);
     for (;;) {
       wake_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
@@ -179,30 +203,27 @@ class HostChain final : public Chain {
       tasks_.pop_front();
       running_ = true;
       lock.unlock();
-      HostWork::run(std::move(task));
+      HostWork::run(std::move(task), tellers_);
       lock.lock();
       running_ = false;
       idle_.notify_all();
     }
   }
 
-  // Drops what the worker may not.
-  void reap() {
-    std::deque<HostWork::Kept> kept;
-    std::lock_guard<std::mutex> lock(mutex_);
-    kept.swap(kept_);
-  }
+  // Drops what threads of ours may not.
+  void reap() { shelf_->take(); }
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::condition_variable idle_;
   std::deque<Task> tasks_;
-  std::deque<HostWork::Kept> kept_;
   bool running_ = false;
   bool stopping_ = false;
   std::thread worker_;
-  std::deque<WeakWork> inners_;  // issued, and perhaps not complete
+  std::deque<Ended> inners_;  // issued, and perhaps not complete
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
+  const std::shared_ptr<HostWork::Shelf> shelf_ = std::make_shared<HostWork::Shelf>();
+  Tellers tellers_;
 };
 
 }  // namespace

@@ -4,11 +4,15 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <atomic>
+#include <deque>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
 #include <vector>
+
+#include "backend/tellers.h"
 
 namespace pg_sdma {
 
@@ -23,18 +27,28 @@ class HostWork final : public c10d::Work {
     std::vector<at::Tensor> outputs;
     c10::intrusive_ptr<c10::ivalue::Future> future;
   };
-  // Takes what a worker would else destroy: the last reference to a tensor must not be dropped by a
-  // thread of ours, because Python may have finalised.
-  using Keeper = std::function<void(Kept)>;
+
+  // Takes what a thread of ours would else destroy, which must not drop a tensor's last reference.
+  class Shelf {
+   public:
+    // Of whom nobody asks any more: then a callback outlived its group, and perhaps Python.
+    ~Shelf();
+    void put(Kept kept);
+    std::deque<Kept> take();
+
+   private:
+    std::mutex mutex_;
+    std::deque<Kept> kept_;
+  };
 
   // `outputs` is what result() gives; empty for a queued inner collective, whose own Work tells.
-  HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body);
+  HostWork(c10d::OpType type, std::vector<at::Tensor> outputs, Body body,
+           std::shared_ptr<Shelf> shelf);
   ~HostWork() override;
 
-  // Makes the calling thread a worker.
-  static void keep_with(Keeper keeper);
   // Called once, by the worker, which lets go of `work`. Whatever the body throws is the outcome.
-  static void run(c10::intrusive_ptr<HostWork> work);
+  // Where anyone may have added callbacks, tellers run them.
+  static void run(c10::intrusive_ptr<HostWork> work, Tellers& tellers);
 
   // On return nothing but the caller's own references holds tensors.
   bool wait(std::chrono::milliseconds timeout) override;
@@ -43,11 +57,18 @@ class HostWork final : public c10d::Work {
 
  private:
   void run_body();
+  void complete_future();
+  static void tell(c10::intrusive_ptr<HostWork> work);
   void let_go();
 
   Kept kept_;
+  std::exception_ptr error_;  // of the body
+  const std::shared_ptr<Shelf> shelf_;
+  const int level_ = Tellers::level();
+  std::mutex future_mutex_;
+  bool asked_ = false;  // for the future, before it was complete
   std::mutex body_mutex_;
-  // Set once the worker has dropped its reference.
+  // Set once the last thread of ours has dropped its reference.
   const std::shared_ptr<std::atomic_flag> dropped_ = std::make_shared<std::atomic_flag>();
 };
 

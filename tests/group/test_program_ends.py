@@ -129,6 +129,22 @@ def test_leaving_with_a_callback_pending(way, tmp_path):
     assert (code, output, errors) == (0, "ready\ncalled\n", "")
 
 
+def test_exit_beside_a_callback(tmp_path):
+    body = """
+        begun = []
+        def then(done):
+            begun.append(done.wait())
+            time.sleep(1)
+            gather()
+            print("over", flush=True)
+        future = gather(async_op=True).get_future().then(then)
+        while not begun:
+            time.sleep(0.01)
+    """
+    for result in Programs(tmp_path, body).wait():
+        assert result == (0, "ready\nover\n", "")
+
+
 def test_exit_by_an_exception(tmp_path):
     body = """
         if rank == 0:
