@@ -193,11 +193,13 @@ inline void enter(int device) {
 }
 
 // The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
-// then shared as `queues` says (standin_share_queues). `defer`: Rendezvous::Options.
+// then shared as `queues` says (standin_share_queues). `defer`, `tickets`: Rendezvous::Options.
 inline std::unique_ptr<pg_sdma::DirectTransport> join(
     const std::string& driver, const std::string& folder, int rank, int world,
-    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false) {
+    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false,
+    uint64_t tickets = pg_sdma::Rendezvous::Options().tickets) {
   pg_sdma::Rendezvous::Options options;
+  options.tickets = tickets;
   options.group = "group";
   options.lane = "cuda";
   options.rank = rank;

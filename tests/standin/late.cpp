@@ -35,6 +35,7 @@ constexpr std::chrono::milliseconds kLongerThanATicketLasts{1000};  // once its 
 constexpr size_t kShard = 1000;
 constexpr size_t kChunk = 1 << 16;
 constexpr int kRing = 16;
+constexpr int kTickets = 2 * kMaxTensors;
 
 unsigned char content(int rank, int number, size_t at) {
   return static_cast<unsigned char>(1 + 31 * rank + 7 * number + at);
@@ -164,7 +165,7 @@ void tickets(int rank, DirectTransport& transport) {
     }
     return call;
   };
-  constexpr int kHome = ControlPage::kTickets;
+  constexpr int kHome = kTickets;
   for (int i = 0; i <= kHome; ++i) gathers.emplace_back(rank, 2, i, true);
   for (int first = 0; first <= kHome; first += kMaxTensors) {
     REQUIRE(carry(transport, call_of({{first, std::min(first + kMaxTensors, kHome + 1)}})));
@@ -246,7 +247,8 @@ int main(int argc, char** argv) {
   const std::string which = argv[3];
   const int world = which == "unreachable" || which == "strangers" ? 3 : 2;
   return run_ranks(world, [&](int rank) {
-    auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true);
+    auto transport =
+        join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true, kTickets);
     if (which == "run-ahead") {
       run_ahead(rank, *transport);
     } else if (which == "unreachable") {

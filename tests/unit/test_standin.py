@@ -134,8 +134,19 @@ def test_random_gathers_by_hip_of_late_ranks(tmp_path: Path) -> None:
     assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
 
 
-def test_gathers_into_more_outputs_than_there_are_tickets(tmp_path: Path) -> None:
-    done = run([OUT / "outputs", LIBRARY, tmp_path, "2"])
+@pytest.mark.parametrize(
+    ("ranks", "outputs", "tickets"),
+    [
+        (2, 256, 128),
+        (2, 1000, 4096),
+        pytest.param(4, 4096, 4096, marks=pytest.mark.nightly),
+    ],
+)
+def test_gathers_into_many_outputs(
+    ranks: int, outputs: int, tickets: int, tmp_path: Path
+) -> None:
+    numbers = [str(n) for n in (ranks, outputs, tickets)]
+    done = run([OUT / "outputs", LIBRARY, tmp_path, *numbers], STANDIN_DEVICES=str(ranks))
     assert done.returncode == 0, done.stderr
 
 
