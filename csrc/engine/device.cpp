@@ -124,6 +124,8 @@ class DeviceEngine final : public Engine {
     imports_.close(mapping);
   }
 
+  bool closing_waits(const Mapping& mapping) const override { return !imports_.in_chunks(mapping); }
+
   Link link_to(const std::string& identity) const override {
     const std::string uuid = Identity::parse(identity).uuid;
     if (uuid == identity_.uuid) return Link::kSameDevice;

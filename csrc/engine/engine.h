@@ -191,6 +191,8 @@ class Engine {
   // CannotShare.
   virtual Mapping open(const std::string& identity, const Ticket& ticket) = 0;
   virtual void close(const Mapping& mapping) = 0;
+  // Whether close() may not return before every stream of this process has gone on.
+  virtual bool closing_waits(const Mapping&) const { return false; }
 
   // What peers must know of this engine to open its exports (the host engine: its process id).
   virtual std::string identity() const = 0;

@@ -51,6 +51,12 @@ void Imports::close(const Mapping& mapping) {
   }
 }
 
+bool Imports::in_chunks(const Mapping& mapping) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = imports_.find(mapping.base);
+  return found != imports_.end() && !found->second.chunks.empty();
+}
+
 Imports::Address Imports::map_chunks(const Owner& owner, const Ticket& ticket,
                                      std::vector<uint64_t>& chunks) {
   Address base = 0;

@@ -27,6 +27,8 @@ class Imports {
   // The driver's context must be current. Throws CannotShare.
   Mapping open(const Owner& owner, const Ticket& ticket);
   void close(const Mapping& mapping);
+  // Whether it is mapped chunk by chunk. On driver 580 unmapping those waits for nothing.
+  bool in_chunks(const Mapping& mapping) const;
 
  private:
   using Address = driver::Address;
@@ -43,7 +45,7 @@ class Imports {
 
   const driver::Library& library_;
   const int device_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::map<Key, Address> bases_;
   std::map<Address, Import> imports_;
 };

@@ -11,6 +11,7 @@ namespace pg_sdma {
 void DirectTransport::carry(const Call& call) {
   inject::at("carry");
   carrying_ = true;
+  sharing_.begin(number_);
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
     if (earlier_) {

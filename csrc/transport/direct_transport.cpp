@@ -258,7 +258,7 @@ bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   try {
     const std::vector<Region> regions = reached(call);
     for (int peer = 0; peer < options_.world; ++peer) {
-      if (peer != options_.rank) open_exports_of(peer, regions);
+      if (peer != options_.rank) open_exports_of(peer, regions, Sharing::kBriefly);
     }
     return true;
   } catch (const CannotShare& error) {
@@ -267,12 +267,13 @@ bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   }
 }
 
-void DirectTransport::open_exports_of(int peer, const std::vector<Region>& regions) {
+void DirectTransport::open_exports_of(int peer, const std::vector<Region>& regions,
+                                      std::chrono::milliseconds retry) {
   for (size_t t = 0; t < regions.size(); ++t) {
     const Place& place = records_[peer].places[t];
     const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
     if (bytes == 0) continue;
-    const Mapping found = sharing_.open(peer, place.export_id, number_);
+    const Mapping found = sharing_.open(peer, place.export_id, number_, retry);
     if (bytes > found.bytes || place.offset > found.bytes - bytes) {
       throw CannotShare("a tensor outside of its export");
     }

@@ -141,8 +141,9 @@ class DirectTransport final : public Transport {
 
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);
-  // Throws CannotShare.
-  void open_exports_of(int peer, const std::vector<Region>& regions);
+  // Throws CannotShare, once it has failed for as long as `retry`.
+  void open_exports_of(int peer, const std::vector<Region>& regions,
+                       std::chrono::milliseconds retry);
   uint64_t operations_behind() const;  // of the slowest peer, when this rank makes a call
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);

@@ -96,7 +96,7 @@ void DirectTransport::write_late_program(const Call& call) {
   };
   for (const int peer : *earlier_) {
     try {
-      open_exports_of(peer, regions);
+      open_exports_of(peer, regions, Sharing::kStubbornly);
     } catch (const CannotShare& error) {
       check_peers();  // it may have ended since
       throw CannotShare("the output of rank " + std::to_string(peer) +

@@ -17,7 +17,7 @@
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "5";
+constexpr const char* kProtocol = "6";
 
 // How often a waiting rank looks whether those it waits for still live.
 constexpr std::chrono::milliseconds kFirstLook{50};
@@ -231,9 +231,9 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       answer["word"] = one_line(offer->prepare());
     }
     if (options_.rank == 0) {
-      page.emplace(ControlPage::create(options_.world, options_.ring,
-                                       offer ? SlotShape{} : slots_for(options_, *engine),
-                                       offer ? 0 : late_for(options_, *engine)));
+      page.emplace(ControlPage::create(
+          options_.world, options_.ring, offer ? SlotShape{} : slots_for(options_, *engine),
+          offer ? 0 : late_for(options_, *engine), engine->opens_exports() ? options_.tickets : 0));
       answer["page"] = std::to_string(page->descriptor());
       answer["nonce"] = std::to_string(page->nonce());
     }

@@ -44,9 +44,10 @@ class Rendezvous {
     // How this rank comes by a courier, where peer copies are not possible; throws CannotShare with
     // the reason when it cannot. None: whatever the reason, without one.
     std::function<std::shared_ptr<CourierOffer>()> offer;
-    std::string no_offer;  // why there is none, where there are no peer copies either
-    bool slots = true;     // where there is a core a rank
-    bool defer = false;    // late all-gathers, where the engine can: transport/arrival.h
+    std::string no_offer;     // why there is none, where there are no peer copies either
+    bool slots = true;        // where there is a core a rank
+    bool defer = false;       // late all-gathers, where the engine can: transport/arrival.h
+    uint64_t tickets = 4096;  // exports of one rank that its peers can be told of at a time
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;

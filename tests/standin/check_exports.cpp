@@ -101,11 +101,13 @@ void owner_and_importer(
       before_acting();
       REQUIRE(write(told[1], &message, sizeof message) == sizeof message);
       REQUIRE(read(done[0], &byte, 1) == 0);  // rank 1 has ended
+      REQUIRE(standin_handles() == 0);
     } else {
       if (const char* fail = std::getenv("IMPORTER_FAIL")) setenv("STANDIN_FAIL", fail, 1);
       REQUIRE(read(told[0], &message, sizeof message) == sizeof message);
       act(*engine_on(1), message);
-      REQUIRE(standin_mapped() == 0);
+      // A handle would keep the memory allocated, mapped or not.
+      REQUIRE(standin_mapped() == 0 && standin_handles() == 0);
     }
   };
   REQUIRE(run_ranks(2, rank_body, [&] { close(done[1]); }) == 0);

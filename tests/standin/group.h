@@ -193,11 +193,13 @@ inline void enter(int device) {
 }
 
 // The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
-// then shared as `queues` says (standin_share_queues). `defer`: Rendezvous::Options.
+// then shared as `queues` says (standin_share_queues). `defer`, `tickets`: Rendezvous::Options.
 inline std::unique_ptr<pg_sdma::DirectTransport> join(
     const std::string& driver, const std::string& folder, int rank, int world,
-    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false) {
+    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false,
+    uint64_t tickets = pg_sdma::Rendezvous::Options().tickets) {
   pg_sdma::Rendezvous::Options options;
+  options.tickets = tickets;
   options.group = "group";
   options.lane = "cuda";
   options.rank = rank;
@@ -218,5 +220,32 @@ inline std::unique_ptr<pg_sdma::DirectTransport> join(
   enter(rank);
   return std::move(result.transport);
 }
+
+// What the caller's stream can be made to wait for.
+class Gate {
+ public:
+  explicit Gate(pg_sdma::Engine& engine) : queue_(engine.queue(page_, 4096)) {}
+  ~Gate() { queue_.reset(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  // What is enqueued from here on waits for open(), or until as many as this are opened.
+  void close() {
+    class NoWaiter final : public pg_sdma::Waiter {
+      void wait(pg_sdma::Counter&, uint64_t) override {}
+      void wrote() override {}
+    } waiter;
+    queue_->run({pg_sdma::Step::wait(*counter(), ++closed_)}, waiter);
+    queue_->caller_follows();
+  }
+  void open() { open(closed_); }
+  void open(uint64_t first) { counter()->store(first); }
+
+ private:
+  pg_sdma::Counter* counter() { return static_cast<pg_sdma::Counter*>(page_); }
+
+  void* page_ = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  std::unique_ptr<pg_sdma::Queue> queue_;
+  uint64_t closed_ = 0;
+};
 
 }  // namespace standin_test

@@ -7,6 +7,8 @@
 //   unreachable  three ranks, of which the second to come cannot share its output
 //   strangers    three ranks, of which the second and the third to come cannot
 //   import       rank 1 comes late, and cannot open what rank 0 shares
+//   retry        the same, but only the first time
+//   held         another part of the segment is unmapped while rank 1 has yet to copy into it
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
@@ -35,6 +37,7 @@ constexpr std::chrono::milliseconds kLongerThanATicketLasts{1000};  // once its 
 constexpr size_t kShard = 1000;
 constexpr size_t kChunk = 1 << 16;
 constexpr int kRoom = 128;  // calls that may wait for a late rank
+constexpr int kTickets = 2 * kMaxTensors;
 
 unsigned char content(int rank, int number, size_t at) {
   return static_cast<unsigned char>(1 + 31 * rank + 7 * number + at);
@@ -172,7 +175,7 @@ void tickets(int rank, DirectTransport& transport) {
     }
     return call;
   };
-  constexpr int kHome = ControlPage::kTickets;
+  constexpr int kHome = kTickets;
   for (int i = 0; i <= kHome; ++i) gathers.emplace_back(rank, 2, i, true);
   for (int first = 0; first <= kHome; first += kMaxTensors) {
     REQUIRE(carry(transport, call_of({{first, std::min(first + kMaxTensors, kHome + 1)}})));
@@ -202,6 +205,41 @@ void unmapped(int rank, DirectTransport& transport) {
   REQUIRE(carry(transport, call));
   REQUIRE(transport.deferred());
   if (rank == 0) segment.unmap_chunk(2);
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  for (size_t at = 0; at < 2 * kShard; ++at) REQUIRE(segment.data()[at] == at / kShard + 1);
+  if (rank == 0) segment.map_chunk(2, rank);
+}
+
+void retry(int rank, DirectTransport& transport) {
+  Gather gather(rank, 2, 0, true);
+  if (rank == 1) {
+    std::this_thread::sleep_for(kLate);
+    inject::configure("import=refuse#1");
+  }
+  REQUIRE(carry(transport, gather.call));
+  REQUIRE(transport.deferred());
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  gather.check();
+}
+
+// Not deferred: the stream of rank 1 holds work that has yet to run.
+void held(int rank, DirectTransport& transport, Engine& engine) {
+  transport.set_patience(kTimeout, /*only_while_free=*/false);
+  Buffer segment(3 * kChunk, kChunk, rank);
+  const auto call_of = [&](size_t shard) {
+    std::memset(segment.data(), 0xA5, 2 * shard);
+    std::memset(segment.data() + rank * shard, rank + 1, shard);
+    return gather_in_place(segment.data(), shard, rank, 2, kTimeout);
+  };
+  REQUIRE(carry(transport, call_of(3 * kChunk / 2)));
+  REQUIRE(cuStreamSynchronize(caller) == 0);
+  Gate gate(engine);
+  if (rank == 1) gate.close();
+  REQUIRE(carry(transport, call_of(kShard)));
+  REQUIRE(!transport.deferred());
+  if (rank == 0) segment.unmap_chunk(2);
+  std::this_thread::sleep_for(kLongerThanATicketLasts);
+  gate.open();
   REQUIRE(cuStreamSynchronize(caller) == 0);
   for (size_t at = 0; at < 2 * kShard; ++at) REQUIRE(segment.data()[at] == at / kShard + 1);
   if (rank == 0) segment.map_chunk(2, rank);
@@ -254,13 +292,18 @@ int main(int argc, char** argv) {
   const std::string which = argv[3];
   const int world = which == "unreachable" || which == "strangers" ? 3 : 2;
   return run_ranks(world, [&](int rank) {
-    auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, /*defer=*/true);
+    const bool defer = which != "held";
+    auto transport = join(argv[1], argv[2], rank, world, {}, /*queues=*/0, defer, kTickets);
     if (which == "run-ahead") {
       run_ahead(rank, *transport);
     } else if (which == "unreachable") {
       unreachable(rank, *transport);
     } else if (which == "strangers") {
       strangers(rank, *transport);
+    } else if (which == "retry") {
+      retry(rank, *transport);
+    } else if (which == "held") {
+      held(rank, *transport, *engine_by(argv[1], rank));
     } else if (which == "leave") {
       leave(rank, transport);
     } else if (which == "tickets") {

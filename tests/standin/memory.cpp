@@ -232,6 +232,11 @@ size_t standin_allocated() {
   return bytes;
 }
 
+size_t standin_handles() {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  return handles.size();
+}
+
 size_t standin_mapped() {
   std::lock_guard<std::mutex> lock(memory_mutex);
   const std::string own = ":" + std::to_string(getpid()) + ":";

@@ -70,4 +70,6 @@ long standin_calls(const char* name);
 // Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
 size_t standin_allocated();
 size_t standin_mapped();
+// Handles of physical memory that this process has yet to release.
+size_t standin_handles();
 }
