@@ -14,7 +14,8 @@ seconds, and half of the times both ranks destroy the group while all of it is p
 work has left to run comes on top of the bound.
 
 On one GPU both ranks share it through an MPS daemon of each repetition's own, whose server may
-fault, and the survivor with it, when a client is killed: that, too, is printed.
+fault, and the survivor with it, when a client is killed: that, too, is printed. With --backlog they
+take turns on it instead: a server is lost with a client that is killed while its kernel runs.
 """
 
 from __future__ import annotations
@@ -204,13 +205,14 @@ def die(delay: float) -> None:
 
 
 def repetition(options: argparse.Namespace, seed: int) -> Outcome:
-    """Starts both ranks, with an MPS daemon where they share a GPU, and watches them end."""
+    """Starts both ranks, on one GPU with an MPS daemon, and watches them end."""
     outcome: Outcome | None = None
     try:
         with contextlib.ExitStack() as until_the_end:
             environment: dict[str, str] = {}
             if options.device == "cuda" and torch.cuda.device_count() < 2:
-                environment.update(until_the_end.enter_context(mps.daemon()))
+                if not options.backlog:
+                    environment.update(until_the_end.enter_context(mps.daemon()))
                 environment.update(PG_SDMA_ALLOW_SAME_DEVICE="1", PG_SDMA_INNER="cuda=gloo")
             outcome = kill_one(options, seed, environment)
     except subprocess.SubprocessError as error:

@@ -18,6 +18,11 @@ def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
     assert found.startswith("direct, ")
 
 
+def test_a_vote_of_one_rank(tmp_path: Path) -> None:
+    [found] = vote(tmp_path, CUDA, ranks=1)
+    assert found.startswith("direct, ")
+
+
 @pytest.mark.parametrize(
     ("engines", "ways"), [(1, "one way at a time"), (0, "both ways at once")], ids=["one", "two"]
 )
