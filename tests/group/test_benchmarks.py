@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -116,3 +118,12 @@ def test_a_rank_whose_peer_is_killed_ends_and_names_it() -> None:
     for row, victim, survivor in zip(rows, (1, 0), (0, 1), strict=True):
         assert f"| rank {victim} |" in row
         assert "exit code 1" in row and f"DistBackendError: rank {survivor}: " in row
+
+
+@pytest.mark.nightly
+def test_a_step_of_zero2_is_set_beside_ddp_and_fsdp2() -> None:
+    small = ("--hidden", "16", "--layers", "2", "--seq", "8", "--batch", "1", "--rounds", "1")
+    printed = torchrun("zero2_step.py", *small, "--steps", "2", "--warmup", "1")
+    rows = [line.split("|")[1:4] for line in printed.splitlines() if line.startswith("| ")]
+    assert [name.split()[0] for name, *_ in rows[2:]] == ["DDP", "FSDP2,", "ZeRO-2,", "ZeRO-2,"]
+    assert all(float(cpu) > 0 and float(wall) > 0 for _, cpu, wall in rows[2:])

@@ -283,7 +283,7 @@ def misuse():
     hook.remove()
     messages["failed before the step"] = message_of(optimizer.step)
     messages["failed before the next"] = message_of(model.loss(tokens(generator)).backward)
-    optimizer.zero_grad()
+    model.zero_grad()
 
     model.loss(tokens(generator)).backward()
     messages["state"] = message_of(zero.state_dict)
@@ -316,7 +316,7 @@ def test_mistakes_are_named_and_leave_no_trace(ranks):
         for mistake, words in {
             "failed before the step": r"did not end .* with zero_grad\(\)",
             "failed before the next": r"did not end; drop it with zero_grad\(\)",
-            "state": "state_dict between the micro-steps of step 1",
+            "state": "state_dict between the micro-steps of step 0",
             "foreign": r"embedding\.weight has a \.grad from elsewhere",
             "graph": "create_graph=True",
             "model": r"is of shape \(.*\) here and missing in the state",

@@ -109,6 +109,7 @@ class Backward:
             unit.reset()
 
     def refuse_unfinished(self) -> None:
+        self._forget_dropped()
         if self._tasks:
             raise RuntimeError(
                 f"{self._run.where}: the last backward did not end (it raised an error, or this "
@@ -144,11 +145,17 @@ class Backward:
         """The first gradient of one of autograd's tasks: of a backward, or of one within it."""
         # Within another one, it goes on with that one's. The other one may also have failed: then
         # `_again` says so.
+        self._forget_dropped()
         if not self._tasks and not self._open:
             self._begin()
         self._tasks.add(task)
         # mypy: torch has no types for its engine.
         torch.autograd.Variable._execution_engine.queue_callback(partial(self._leave, task))  # type: ignore[attr-defined]
+
+    def _forget_dropped(self) -> None:
+        """After a backward that did not end, the user may have dropped what came of it."""
+        if self._tasks and all(p.grad is None for u in self._units for p in u.model.values()):
+            self.reset()
 
     def _leave(self, task: int) -> None:
         self._tasks.discard(task)

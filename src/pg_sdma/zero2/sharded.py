@@ -85,6 +85,7 @@ class Zero2:
         (self.device,) = devices
         self._run = Run(self.group, reducer_for(self.device), seed)
         self._find_unused = find_unused_parameters
+        self._skipped: set[str] = set()
         pools = _pools(sharded, buffers, reduce_dtype, self.device)
         self._units = [
             ShardedUnit(
@@ -313,10 +314,12 @@ class Zero2:
     def _complete(self) -> None:
         self._refuse_removed()
         self._binding.adopt()
+        already = self._backward.complete
         self._backward.finish()
-        skipped = self._unused() if self._find_unused else set()
+        if self._find_unused and not already:
+            self._skipped = self._unused()
         for unit in self._units:
-            unit.attach_gradients(skipped)
+            unit.attach_gradients(self._skipped)
 
     def _unused(self) -> set[str]:
         """Parameters that got no gradient on any rank since the last step."""
