@@ -41,7 +41,9 @@ def test_gathers_are_right(stress: Path, ranks: str, way: str, world: int) -> No
     assert went["error"] > 20
 
 
-@pytest.mark.parametrize("program", ["check_tickets", "check_preference", "check_cores"])
+@pytest.mark.parametrize(
+    "program", ["check_tickets", "check_preference", "check_cores", "check_peers"]
+)
 def test_small_parts(program: str) -> None:
     done = run(build(program, LIBRARY))
     assert done.returncode == 0, done.stderr
