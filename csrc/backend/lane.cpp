@@ -172,7 +172,7 @@ WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
   if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
   refuse_silence(collective, reason);
   stats_.count(collective.call.operation, reason, collective.facts.total_bytes);
-  if (transport_) transport_->note_elsewhere(collective.name());
+  note_elsewhere(collective.name());
   chain_->before_inner();
   WorkPtr work = collective.on_inner(*inner_);
   chain_->after_inner(work);
@@ -187,6 +187,12 @@ void Lane::refuse_silence(const Collective& collective, const std::string& reaso
               collective.facts.total_bytes, " bytes in ", collective.facts.tensors,
               collective.facts.tensors == 1 ? " tensor)" : " tensors)",
               "; remove what keeps it from going direct, or unset PG_SDMA_STRICT");
+}
+
+// For the messages of peers that are at another call.
+void Lane::note_elsewhere(const char* operation) {
+  if (transport_) transport_->note_elsewhere(operation);
+  if (!voted_) rendezvous_.note_elsewhere(operation);
 }
 
 void Lane::prepare(Collective& collective) {

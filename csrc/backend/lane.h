@@ -91,7 +91,7 @@ class Lane final : private Carrier, private Recorded {
       record = recorder_.add(made);
     }
     auto call = [this, operation, record, method](Args&... args) {
-      if (transport_) transport_->note_elsewhere(operation);
+      note_elsewhere(operation);
       recorder_.route(record, 0, not_ours_);
       WorkPtr work = std::invoke(method, *inner_, args...);
       recorder_.end(record, FlightRecorder::State::kIssued);
@@ -138,6 +138,7 @@ class Lane final : private Carrier, private Recorded {
   void add_to_record(Collective& collective);
   void record_fault(const std::string& why);
 
+  void note_elsewhere(const char* operation);
   void prepare(Collective& collective);
   Rendezvous::Options vote_options();
   void make_engine(c10::Device device);

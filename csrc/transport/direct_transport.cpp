@@ -242,6 +242,9 @@ CallRecord DirectTransport::describe(const Call& call) {
   record.summary.signature = fingerprint.value();
   try {
     if (!call.unable.empty()) throw CannotShare(call.unable);
+    if (regions.size() > record.places.size()) {
+      throw CannotShare("more tensors of a rank than one operation carries");
+    }
     const bool read_by_peers = !courier_ || call.reduces();
     for (size_t t = 0; read_by_peers && t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;

@@ -116,6 +116,7 @@ std::vector<std::string> Rendezvous::collect(const std::string& step, Clock::tim
              step);
       }
       if (!value) missing += (missing.empty() ? "" : ", ") + who;
+      if (!value && last) missing += first_operation_of(static_cast<int>(rank));
       values.push_back(std::move(value).value_or(""));
     }
     if (missing.empty()) return values;
@@ -131,6 +132,24 @@ void Rendezvous::fail(const std::string& what, const std::string& step) const {
   throw std::runtime_error("rank " + std::to_string(options_.rank) +
                            ": the first direct operation of group " + options_.group + " " + what +
                            " (step " + step + " of the vote).");
+}
+
+void Rendezvous::note_elsewhere(const std::string& operation) {
+  if (!options_.enabled || !first_elsewhere_.empty()) return;
+  first_elsewhere_ = operation;
+  try {
+    board_->post(key("elsewhere", options_.rank), operation);
+  } catch (const std::exception&) {
+    // It is for a message alone, and the inner has its own errors of a store that is gone.
+  }
+}
+
+// Of a rank that has begun as this one did, it says nothing.
+std::string Rendezvous::first_operation_of(int rank) const {
+  const std::optional<std::string> first =
+      board_->collect({key("elsewhere", rank)}, std::chrono::milliseconds(0)).at(0);
+  if (!first || *first == first_elsewhere_) return "";
+  return " (whose first operation in this group was " + *first + ")";
 }
 
 void Rendezvous::join() {
@@ -157,7 +176,6 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest&
   if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
-  peers_ = std::make_unique<Peers>(pids);
   struct AtEnd {
     std::unique_ptr<Peers>& peers;
     ~AtEnd() { peers.reset(); }
@@ -221,6 +239,8 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   std::optional<ControlPage> page;
   Fields answer;
   try {
+    inject::at("watch");
+    if (!peers_) peers_ = std::make_unique<Peers>(pids);
     inject::at("engine");
     engine = factory();
     // What has to be opened has an access check of its own.

@@ -73,6 +73,9 @@ class Rendezvous {
 
   // Posts this rank's record. Does not block.
   void join();
+  // The inner carries an operation before the vote: the first is told to peers that wait for this
+  // rank in vain. Does not throw.
+  void note_elsewhere(const std::string& operation);
   // Blocks until every rank has voted. Throws std::runtime_error naming the ranks that have not
   // come after `timeout`, or whose process has ended.
   Result vote(const EngineFactory& engine, const SelfTest& self_test,
@@ -98,15 +101,17 @@ class Rendezvous {
                                  Clock::time_point deadline);
 
   std::vector<std::string> collect(const std::string& step, Clock::time_point deadline);
+  std::string first_operation_of(int rank) const;  // in a message, in brackets
   [[noreturn]] void fail(const std::string& what, const std::string& step) const;
   void post(const std::string& step, const std::string& value);
   std::string key(const std::string& step, int rank) const;
 
   Options options_;
   std::shared_ptr<Board> board_;
-  std::unique_ptr<Peers> peers_;  // while voting, once the records are known
+  std::unique_ptr<Peers> peers_;  // while voting, once the records are known; null: cannot be
   std::string attempt_;           // what the keys of its steps begin with
   std::chrono::milliseconds timeout_{0};
+  std::string first_elsewhere_;  // of this rank
 };
 
 }  // namespace pg_sdma

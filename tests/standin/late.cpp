@@ -13,6 +13,7 @@
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
 //   empty        rank 1 comes late for a call of no bytes: freed memory is not held till then
+//   places       a call that shares more of a rank than its record has places for: the inner's
 //   mismatch     rank 1 comes late, with another size
 //   invalid      rank 1 comes late, with bad arguments
 //   other-kind   rank 1 comes late, with a call that is not deferred
@@ -263,6 +264,25 @@ void empty(int rank, DirectTransport& transport) {
   REQUIRE(cuStreamSynchronize(caller) == 0);
 }
 
+// A reduce-scatter of a list: each slice is a place of its own.
+void places(int rank, DirectTransport& transport) {
+  constexpr size_t kSlice = 16;
+  Buffer input((kMaxTensors + 1) * kSlice);
+  Call call = gather_in_place(input.data(), kSlice, rank, 2, kTimeout);
+  call.pieces.clear();
+  call.reduction = "sum";
+  call.listed = true;
+  Share share{0, {}, kSlice, input.data()};
+  for (int i = 0; i <= kMaxTensors; ++i) share.slices.push_back(input.data() + i * kSlice);
+  call.shares.push_back(share);
+  Decision decision;
+  do {
+    decision = transport.agree(call);
+  } while (decision.reason == "late");
+  REQUIRE(!decision.direct);
+  REQUIRE(decision.here == "more tensors of a rank than one operation carries");
+}
+
 void misfit(int rank, DirectTransport& transport, const std::string& which) {
   Gather gather(rank, 2, 0, true);
   if (rank == 0) {
@@ -310,6 +330,8 @@ int main(int argc, char** argv) {
       tickets(rank, *transport);
     } else if (which == "unmapped") {
       unmapped(rank, *transport);
+    } else if (which == "places") {
+      places(rank, *transport);
     } else if (which == "empty") {
       empty(rank, *transport);
     } else {

@@ -235,7 +235,17 @@ def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_p
 
 @pytest.mark.parametrize(
     "case",
-    ["run-ahead", "unreachable", "tickets", "unmapped", "held", "empty", "retry", "leave"],
+    [
+        "run-ahead",
+        "unreachable",
+        "tickets",
+        "unmapped",
+        "held",
+        "empty",
+        "retry",
+        "leave",
+        "places",
+    ],
 )
 def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
     done = run([OUT / "late", LIBRARY, tmp_path, case])

@@ -42,7 +42,8 @@ def test_gathers_are_right(stress: Path, ranks: str, way: str, world: int) -> No
 
 
 @pytest.mark.parametrize(
-    "program", ["check_tickets", "check_preference", "check_cores", "check_wait_policy"]
+    "program",
+    ["check_tickets", "check_preference", "check_cores", "check_peers", "check_wait_policy"],
 )
 def test_small_parts(program: str) -> None:
     done = run(build(program, LIBRARY))
