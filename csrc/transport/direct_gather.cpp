@@ -53,6 +53,10 @@ bool DirectTransport::asks_for_pull(const Call& call) {
   return slots_.any() && call.overlapped && !slots_.hold(call.shard_bytes());
 }
 
+bool DirectTransport::always_through_slots(const Call& call) const {
+  return !call.reduces() && slots_.any() && slots_.hold(call.shard_bytes());
+}
+
 bool DirectTransport::through_slots(const Call& call) const {
   if (!slots_.any() || slots_.hold(call.shard_bytes())) return slots_.any();
   return std::none_of(records_.begin(), records_.end(),

@@ -246,8 +246,10 @@ CallRecord DirectTransport::describe(const Call& call) {
       throw CannotShare("more tensors of a rank than one operation carries");
     }
     const bool read_by_peers = !courier_ || call.reduces();
+    const bool read_directly = read_by_peers && !always_through_slots(call);
     for (size_t t = 0; read_by_peers && t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;
+      if (read_directly) engine_->check_readable(regions[t].data);
       record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes, number_ + 1);
     }
   } catch (const CannotShare& error) {

@@ -103,6 +103,7 @@ class DirectTransport final : public Transport {
   bool may_choose(const Call& call) const;
   // Whether this rank wants it to be a pull. Once for each call.
   bool asks_for_pull(const Call& call);
+  bool always_through_slots(const Call& call) const;  // whatever the peers ask for
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
   // Whether an all-gather writes into the peers' outputs: all ranks find the same.

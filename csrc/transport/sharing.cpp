@@ -45,7 +45,10 @@ Sharing::~Sharing() {
   if (thread_.joinable()) thread_.join();
   if (!closing_) return;
   closing_->leave(this);
-  for (const auto& [export_id, posted] : posted_) page_.withdraw_ticket(rank_, export_id);
+  for (const auto& [export_id, posted] : posted_) {
+    page_.withdraw_ticket(rank_, export_id);
+    engine_->give_up(export_id);
+  }
   if (kept_open_ || page_.done(rank_) < last_direct_) return;
   std::vector<Mapping> open;
   for (const auto& [key, import] : imports_) open.push_back(import.mapping);
@@ -82,6 +85,7 @@ void Sharing::add_ticket(const Ticket& ticket, uintptr_t first) {
     return true;
   };
   if (!page_.post_ticket(rank_, ticket, replace)) {
+    engine_->give_up(ticket.export_id);
     throw CannotShare("more exports than late ranks can be told of at a time");
   }
   posted_[ticket.export_id] = {first, first + ticket.bytes, 0};
@@ -226,6 +230,7 @@ Sharing::PostedById::iterator Sharing::forget(PostedById::iterator posted) {
   const auto at =
       std::find_if(first, last, [&](const auto& entry) { return entry.second == posted->first; });
   if (at != last) posted_at_.erase(at);
+  engine_->give_up(posted->first);
   return posted_.erase(posted);
 }
 

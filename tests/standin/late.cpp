@@ -12,6 +12,7 @@
 //   leave        rank 0 leaves the group, and ends, while rank 1 has yet to come
 //   tickets      a call into outputs of which one's ticket could take another's place
 //   unmapped     another part of the segment of rank 0's output is unmapped before rank 1 comes
+//   parts        the same, of a segment that rank 1 has not opened before
 //   empty        rank 1 comes late for a call of no bytes: freed memory is not held till then
 //   places       a call that shares more of a rank than its record has places for: the inner's
 //   mismatch     rank 1 comes late, with another size
@@ -211,6 +212,23 @@ void unmapped(int rank, DirectTransport& transport) {
   if (rank == 0) segment.map_chunk(2, rank);
 }
 
+void parts(int rank, DirectTransport& transport) {
+  Buffer segment(3 * kChunk, kChunk, rank);
+  const auto gather = [&](size_t shard, int late, const std::function<void()>& meanwhile) {
+    std::memset(segment.data(), 0xA5, 2 * shard);
+    std::memset(segment.data() + rank * shard, rank + 1, shard);
+    if (rank == late) std::this_thread::sleep_for(kLongerThanATicketLasts);
+    REQUIRE(carry(transport, gather_in_place(segment.data(), shard, rank, 2, kTimeout)));
+    REQUIRE(transport.deferred());
+    if (rank != late) meanwhile();
+    REQUIRE(cuStreamSynchronize(caller) == 0);
+    for (size_t at = 0; at < 2 * shard; ++at) REQUIRE(segment.data()[at] == at / shard + 1);
+  };
+  gather(3 * kChunk / 2, /*late=*/0, [] {});
+  gather(kShard, /*late=*/1, [&] { segment.unmap_chunk(2); });
+  if (rank == 0) segment.map_chunk(2, rank);
+}
+
 void retry(int rank, DirectTransport& transport) {
   Gather gather(rank, 2, 0, true);
   if (rank == 1) {
@@ -320,6 +338,8 @@ int main(int argc, char** argv) {
       unreachable(rank, *transport);
     } else if (which == "strangers") {
       strangers(rank, *transport);
+    } else if (which == "parts") {
+      parts(rank, *transport);
     } else if (which == "retry") {
       retry(rank, *transport);
     } else if (which == "held") {

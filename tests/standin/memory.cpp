@@ -56,7 +56,7 @@ void put_attribute(PointerAttribute name, void* value, Address address) {
       return put(static_cast<void*>(nullptr));
     case kRangeStart:
     case kRangeSize: {
-      // Of a chunk: its reservation's, as the engine may not rely on either.
+      // Of a chunk: its reservation's.
       Address start = known ? found->first : 0;
       size_t bytes = known ? found->second.bytes : 0;
       if (chunk) std::tie(start, bytes) = *std::prev(reservations.upper_bound(address));
