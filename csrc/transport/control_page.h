@@ -44,6 +44,9 @@ struct SlotShape {
 
 using Clock = std::chrono::steady_clock;
 
+// A number that no other process has drawn.
+uint64_t random_nonce();
+
 class ControlPage {
  public:
   static constexpr int kTickets = 128;  // exports of one rank that its peers can look up at a time
