@@ -27,6 +27,8 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, limit, nullptr, 0);
 }
 
+}  // namespace
+
 uint64_t random_nonce() {
   uint64_t nonce = 0;
   if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) {
@@ -34,8 +36,6 @@ uint64_t random_nonce() {
   }
   return nonce;
 }
-
-}  // namespace
 
 size_t ControlPage::bytes(int world, uint64_t ring) {
   return Layout::Offsets(static_cast<size_t>(world), ring).end;

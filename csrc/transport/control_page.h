@@ -49,6 +49,9 @@ template <class T, size_t kAlignment>
 struct Slot;
 using TicketSlot = Slot<Ticket, sizeof(Counter)>;
 
+// A number that no other process has drawn.
+uint64_t random_nonce();
+
 class ControlPage {
  public:
   static size_t bytes(int world, uint64_t ring);  // without what may lie behind it

@@ -19,10 +19,6 @@ namespace {
 
 constexpr const char* kProtocol = "6";
 
-// How often a waiting rank looks whether those it waits for still live.
-constexpr std::chrono::milliseconds kFirstLook{50};
-constexpr std::chrono::milliseconds kLook{500};
-
 constexpr const char* kFailedTest = " failed its self-test: ";
 
 // Why there may be no copies over the link to a device; empty when there may.
@@ -83,103 +79,41 @@ CopySpeed hear_speed(const std::string& text) {
 }  // namespace
 
 Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
-    : options_(std::move(options)), board_(std::move(board)) {}
-
-std::string Rendezvous::key(const std::string& step, int rank) const {
-  return options_.lane + "/" + attempt_ + step + "/" + std::to_string(rank);
-}
-
-void Rendezvous::post(const std::string& step, const std::string& value) {
-  inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
-  board_->post(key(step, options_.rank), value);
-}
-
-std::vector<std::string> Rendezvous::collect(const std::string& step, Clock::time_point deadline) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < options_.world; ++rank) keys.push_back(key(step, rank));
-  for (std::chrono::milliseconds look = kFirstLook;; look = std::min(2 * look, kLook)) {
-    // Before the board is asked: what a rank posted before it ended counts.
-    std::vector<bool> ended(keys.size(), false);
-    for (size_t rank = 0; peers_ && rank < keys.size(); ++rank) {
-      ended[rank] = peers_->gone(static_cast<int>(rank));
-    }
-    const bool last = Clock::now() + look >= deadline;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    const auto patience = last ? std::max(left, std::chrono::milliseconds(0)) : look;
-    std::vector<std::string> values;
-    std::string missing;
-    for (std::optional<std::string>& value : board_->collect(keys, patience)) {
-      const size_t rank = values.size();
-      const std::string who = "rank " + std::to_string(rank);
-      if (!value && ended[rank]) {
-        fail("waits for " + who + ", whose process has ended (look at its output for the cause)",
-             step);
-      }
-      if (!value) missing += (missing.empty() ? "" : ", ") + who;
-      if (!value && last) missing += first_operation_of(static_cast<int>(rank));
-      values.push_back(std::move(value).value_or(""));
-    }
-    if (missing.empty()) return values;
-    if (last) {
-      fail("waited " + std::to_string(timeout_.count()) + " ms in vain for " + missing +
-               " to make it. Look for that rank's error",
-           step);
-    }
-  }
-}
-
-void Rendezvous::fail(const std::string& what, const std::string& step) const {
-  throw std::runtime_error("rank " + std::to_string(options_.rank) +
-                           ": the first direct operation of group " + options_.group + " " + what +
-                           " (step " + step + " of the vote).");
-}
-
-void Rendezvous::note_elsewhere(const std::string& operation) {
-  if (!options_.enabled || !first_elsewhere_.empty()) return;
-  first_elsewhere_ = operation;
-  try {
-    board_->post(key("elsewhere", options_.rank), operation);
-  } catch (const std::exception&) {
-    // It is for a message alone, and the inner has its own errors of a store that is gone.
-  }
-}
-
-// Of a rank that has begun as this one did, it says nothing.
-std::string Rendezvous::first_operation_of(int rank) const {
-  const std::optional<std::string> first =
-      board_->collect({key("elsewhere", rank)}, std::chrono::milliseconds(0)).at(0);
-  if (!first || *first == first_elsewhere_) return "";
-  return " (whose first operation in this group was " + *first + ")";
-}
+    : options_(std::move(options)),
+      roll_call_({options_.group, options_.lane, options_.rank, options_.world, host_identity()},
+                 std::move(board)) {}
 
 void Rendezvous::join() {
-  post("join", write_fields({{"protocol", kProtocol},
-                             {"enabled", options_.enabled ? "1" : "0"},
-                             {"settings", one_line(options_.settings)},
-                             {"host", host_identity()},
-                             {"offer", options_.offer ? "1" : "0"},
-                             {"no_sums", one_line(options_.no_sums)},
-                             {"pid", std::to_string(getpid())}}));
+  inject::at("join");
+  roll_call_.announce();
 }
 
-std::optional<std::string> Rendezvous::ask(const std::string& step, const std::string& answer,
-                                           Clock::time_point deadline) {
-  post(step, answer);
-  return first_no(collect(step, deadline));
+std::vector<std::string> Rendezvous::ask(const std::string& step, const std::string& answer) {
+  inject::at(("voted-" + step).c_str());
+  return roll_call_.ask(attempt_ + step, answer);
 }
 
 Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest& self_test,
                                     std::chrono::milliseconds timeout) {
-  timeout_ = timeout;
-  const auto deadline = Clock::now() + timeout;
-  const auto records = collect("join", deadline);
+  roll_call_.begin(timeout);
+  Result result = decide(engine, self_test, Clock::now() + timeout);
+  roll_call_.end();
+  return result;
+}
+
+Rendezvous::Result Rendezvous::decide(const EngineFactory& engine, const SelfTest& self_test,
+                                      Clock::time_point deadline) {
+  const auto records =
+      roll_call_.ask("join", write_fields({{"protocol", kProtocol},
+                                           {"enabled", options_.enabled ? "1" : "0"},
+                                           {"settings", one_line(options_.settings)},
+                                           {"host", host_identity()},
+                                           {"offer", options_.offer ? "1" : "0"},
+                                           {"no_sums", one_line(options_.no_sums)},
+                                           {"pid", std::to_string(getpid())}}));
   if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
-  struct AtEnd {
-    std::unique_ptr<Peers>& peers;
-    ~AtEnd() { peers.reset(); }
-  } at_end{peers_};
 
   Result peer_copies;
   if (options_.peer_copies) {
@@ -240,7 +174,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   Fields answer;
   try {
     inject::at("watch");
-    if (!peers_) peers_ = std::make_unique<Peers>(pids);
+    roll_call_.watch(pids);
     inject::at("engine");
     engine = factory();
     // What has to be opened has an access check of its own.
@@ -260,8 +194,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
-  post("engine", write_fields(answer));
-  const auto engines = collect("engine", deadline);
+  const auto engines = ask("engine", write_fields(answer));
   if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
 
   // Step 2: every rank maps the page and can build the transport.
@@ -272,7 +205,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
-  if (const auto no = ask("mapped", write_fields(answer), deadline)) {
+  if (const auto no = first_no(ask("mapped", write_fields(answer)))) {
     return {nullptr, *no, false, "", ""};
   }
   transport->page().close_descriptor();
@@ -285,7 +218,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     } catch (const std::exception& error) {
       answer = {{"no", one_line(error.what())}};
     }
-    if (const auto no = ask("joined", write_fields(answer), deadline)) {
+    if (const auto no = first_no(ask("joined", write_fields(answer)))) {
       return {nullptr, *no, false, "", ""};
     }
   }
@@ -312,12 +245,11 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     transport->abort("rank " + std::to_string(options_.rank) + kFailedTest + wrong);
   }
   if (options_.rank == 0) answer["copies"] = tell(transport->copy_speed());
-  post("tested", write_fields(answer));
-  const auto answers = collect("tested", deadline);
+  const auto answers = ask("tested", write_fields(answer));
   for (const std::string& text : answers) {
     const Fields fields = read_fields(text);
     if (const auto broken = fields.find("broken"); broken != fields.end()) {
-      fail("failed in its vote: " + broken->second, "tested");
+      roll_call_.fail("failed in its vote: " + broken->second, "tested");
     }
   }
   if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};

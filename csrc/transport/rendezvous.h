@@ -1,8 +1,8 @@
 // How the ranks of a group find out, together, whether they can use a transport.
 //
-// At construction each rank posts a record without blocking. The first direct operation collects
-// all of them and votes in steps; after each step every rank reads every rank's answer, so one "no"
-// is a "no" everywhere, with the same reason.
+// At construction each rank announces itself without blocking. The first direct operation votes in
+// steps (transport/roll_call.h); after each step every rank has every rank's answer, so one "no" is
+// a "no" everywhere, with the same reason.
 #pragma once
 
 #include <chrono>
@@ -15,19 +15,9 @@
 #include "engine/engine.h"
 #include "transport/courier.h"
 #include "transport/direct_transport.h"
+#include "transport/roll_call.h"
 
 namespace pg_sdma {
-
-// The group's store, as far as the vote needs it.
-class Board {
- public:
-  virtual ~Board() = default;
-  virtual void post(const std::string& key, const std::string& value) = 0;
-  // Waits until all keys are there, at most for `timeout`. Returns what they hold, nothing for the
-  // ones that never came. Throws std::runtime_error when it cannot go on.
-  virtual std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
-                                                          std::chrono::milliseconds timeout) = 0;
-};
 
 class Rendezvous {
  public:
@@ -71,11 +61,13 @@ class Rendezvous {
 
   Rendezvous(Options options, std::shared_ptr<Board> board);
 
-  // Posts this rank's record. Does not block.
+  // Announces this rank. Does not block.
   void join();
   // The inner carries an operation before the vote: the first is told to peers that wait for this
   // rank in vain. Does not throw.
-  void note_elsewhere(const std::string& operation);
+  void note_elsewhere(const std::string& operation) {
+    if (options_.enabled) roll_call_.note_elsewhere(operation);
+  }
   // Blocks until every rank has voted. Throws std::runtime_error naming the ranks that have not
   // come after `timeout`, or whose process has ended.
   Result vote(const EngineFactory& engine, const SelfTest& self_test,
@@ -91,27 +83,18 @@ class Rendezvous {
     const std::vector<int>& pids;
     Clock::time_point deadline;
   };
+  Result decide(const EngineFactory& engine, const SelfTest& self_test, Clock::time_point deadline);
   Result attempt(const Attempt& asked);
   std::unique_ptr<DirectTransport> make_transport(std::shared_ptr<Engine> engine,
                                                   std::optional<ControlPage> page,
                                                   const std::vector<std::string>& engines,
                                                   const std::vector<int>& pids) const;
-  // Answers a step of the attempt, and hears why a rank says no; nothing when none does.
-  std::optional<std::string> ask(const std::string& step, const std::string& answer,
-                                 Clock::time_point deadline);
-
-  std::vector<std::string> collect(const std::string& step, Clock::time_point deadline);
-  std::string first_operation_of(int rank) const;  // in a message, in brackets
-  [[noreturn]] void fail(const std::string& what, const std::string& step) const;
-  void post(const std::string& step, const std::string& value);
-  std::string key(const std::string& step, int rank) const;
+  // Answers a step of the attempt; returns all ranks' answers.
+  std::vector<std::string> ask(const std::string& step, const std::string& answer);
 
   Options options_;
-  std::shared_ptr<Board> board_;
-  std::unique_ptr<Peers> peers_;  // while voting, once the records are known; null: cannot be
-  std::string attempt_;           // what the keys of its steps begin with
-  std::chrono::milliseconds timeout_{0};
-  std::string first_elsewhere_;  // of this rank
+  RollCall roll_call_;
+  std::string attempt_;  // what the names of its steps begin with
 };
 
 }  // namespace pg_sdma

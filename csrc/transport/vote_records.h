@@ -14,6 +14,9 @@ using Fields = std::map<std::string, std::string>;
 std::string write_fields(const Fields& fields);
 Fields read_fields(const std::string& text);
 std::string one_line(std::string text);
+// Several texts as one.
+std::string write_list(const std::vector<std::string>& texts);
+std::vector<std::string> read_list(const std::string& text);
 
 // Ranks that share this can name each other's processes and read their descriptors.
 std::string host_identity();

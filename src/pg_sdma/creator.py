@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -71,7 +72,10 @@ def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
     """
     key = f"device_type/{uuid.uuid4()}"
     store.set(key, "")
-    if store.underlying_store.check([f"cuda//{key}"]):
+    is_for_cuda = store.underlying_store.check([f"cuda//{key}"])
+    with contextlib.suppress(RuntimeError):  # a Store of the program's own may keep its keys
+        store.delete_key(key)
+    if is_for_cuda:
         return ("cuda",)
     return ("cpu", "cuda") if "cuda" in named or torch.cuda.device_count() > 0 else ("cpu",)
 

@@ -201,8 +201,8 @@ def abort_during_the_vote():
 def test_abort_ends_the_vote():
     messages = run(abort_during_the_vote)
     assert messages[1] is None
-    for rank in (0, 2):
-        assert f"rank {rank} aborted group" in messages[rank]
+    for rank in (0, 2):  # each may hear of the other's first
+        assert re.search("rank [02] aborted group", messages[rank])
 
 
 # -- destroy

@@ -115,3 +115,12 @@ def test_many_gathers_are_right(
 def test_votes_come_to_one_result(world: int) -> None:
     done = run(build("stress_vote", LIBRARY), world, 14 * world, 1)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_group_is_made_again_and_again_on_one_store(world: int, seed: int) -> None:
+    done = run(build("stress_makings", LIBRARY), world, 200, seed)
+    assert done.returncode == 0, done.stderr
+    [(groups, failed)] = re.findall(r"(\d+) groups, (\d+) failed", done.stdout)
+    assert int(groups) == 200 and int(failed) > 5
