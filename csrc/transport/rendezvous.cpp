@@ -97,7 +97,9 @@ Rendezvous::Result Rendezvous::decide(const EngineFactory& engine, const SelfTes
                                            {"offer", options_.offer ? "1" : "0"},
                                            {"no_sums", one_line(options_.no_sums)},
                                            {"pid", std::to_string(getpid())}}));
-  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
+  if (const auto no = objection(records)) {
+    return {nullptr, *no, off_everywhere(records), "", "", no->rfind(kSettingsDiffer, 0) == 0};
+  }
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
   roll_call_.watch(pids);
@@ -180,7 +182,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     answer = {{"no", one_line(error.what())}};
   }
   const auto engines = ask("engine", write_fields(answer));
-  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", "", false};
 
   // Step 2: every rank maps the page and can build the transport.
   std::unique_ptr<DirectTransport> transport;
@@ -191,7 +193,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     answer = {{"no", one_line(error.what())}};
   }
   if (const auto no = first_no(ask("mapped", write_fields(answer)))) {
-    return {nullptr, *no, false, "", ""};
+    return {nullptr, *no, false, "", "", false};
   }
   transport->page().close_descriptor();
 
@@ -204,7 +206,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       answer = {{"no", one_line(error.what())}};
     }
     if (const auto no = first_no(ask("joined", write_fields(answer)))) {
-      return {nullptr, *no, false, "", ""};
+      return {nullptr, *no, false, "", "", false};
     }
   }
 
@@ -236,7 +238,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       roll_call_.fail("failed in its vote: " + broken->second, "tested");
     }
   }
-  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", "", false};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   const bool waits_while_free = engine->stream_ordered() && !options_.patience;
   transport->set_patience(
@@ -246,7 +248,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   std::string sums = no_sums(records);
   // What peer copies could not do is not done for reduce-scatters either.
   if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";
-  return {std::move(transport), "", false, sums, ""};
+  return {std::move(transport), "", false, sums, "", false};
 }
 
 }  // namespace pg_sdma

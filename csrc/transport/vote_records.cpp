@@ -95,7 +95,7 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
     }
     if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
     if (mine.at("settings") != first.at("settings")) {
-      return "settings differ: rank 0 has " +
+      return std::string(kSettingsDiffer) + "rank 0 has " +
              only_in(first.at("settings"), mine.at("settings")) + ", " + who + " has " +
              only_in(mine.at("settings"), first.at("settings"));
     }
