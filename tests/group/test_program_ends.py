@@ -11,9 +11,6 @@ import time
 
 import pytest
 
-# Interpreters that start and end, two a test.
-pytestmark = pytest.mark.nightly
-
 PRELUDE = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -67,6 +64,7 @@ def test_exit_without_destroy(tmp_path):
         assert result == (0, "ready\n", "")
 
 
+@pytest.mark.nightly
 def test_exit_with_a_gather_pending(tmp_path):
     body = """
         if rank == 0:
@@ -81,6 +79,7 @@ def test_exit_with_a_gather_pending(tmp_path):
     assert "DistBackendError: rank 0 destroyed group" in peers_errors
 
 
+@pytest.mark.nightly
 def test_exit_by_an_exception(tmp_path):
     body = """
         if rank == 0:
