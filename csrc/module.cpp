@@ -188,9 +188,9 @@ PYBIND11_MODULE(_C, module) {
       [](py::function log) {
         // Leaked on purpose: groups may log until the interpreter is gone.
         auto* kept = new py::function(std::move(log));
-        set_log([kept](const std::string& line) {
+        set_log([kept](const std::string& line, const std::string& warning) {
           py::gil_scoped_acquire gil;
-          (*kept)(line);
+          (*kept)(line, warning);
         });
       },
       py::arg("log"));

@@ -193,8 +193,10 @@ class Lane final : private Carrier, private Recorded {
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };
 
-// Who hears the one line a group logs; set by the Python side.
-void set_log(std::function<void(const std::string&)> log);
+// Who hears the one line a group logs, and what in it the user has to be warned of, if anything;
+// set by the Python side.
+using Log = std::function<void(const std::string& line, const std::string& warning)>;
+void set_log(Log log);
 
 // Who makes a rank's part in mori's all-gathers, for tensors on a device; set by the Python side.
 using Mori = std::function<std::shared_ptr<CourierOffer>(const Group&, c10::Device)>;

@@ -111,7 +111,9 @@ Rendezvous::Result Rendezvous::decide(const EngineFactory& engine, const SelfTes
                                            {"offer", options_.offer ? "1" : "0"},
                                            {"no_sums", one_line(options_.no_sums)},
                                            {"pid", std::to_string(getpid())}}));
-  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
+  if (const auto no = objection(records)) {
+    return {nullptr, *no, off_everywhere(records), "", "", no->rfind(kSettingsDiffer, 0) == 0};
+  }
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
 
@@ -195,7 +197,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     answer = {{"no", one_line(error.what())}};
   }
   const auto engines = ask("engine", write_fields(answer));
-  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", "", false};
 
   // Step 2: every rank maps the page and can build the transport.
   std::unique_ptr<DirectTransport> transport;
@@ -206,7 +208,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     answer = {{"no", one_line(error.what())}};
   }
   if (const auto no = first_no(ask("mapped", write_fields(answer)))) {
-    return {nullptr, *no, false, "", ""};
+    return {nullptr, *no, false, "", "", false};
   }
   transport->page().close_descriptor();
 
@@ -219,7 +221,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       answer = {{"no", one_line(error.what())}};
     }
     if (const auto no = first_no(ask("joined", write_fields(answer)))) {
-      return {nullptr, *no, false, "", ""};
+      return {nullptr, *no, false, "", "", false};
     }
   }
 
@@ -252,7 +254,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       roll_call_.fail("failed in its vote: " + broken->second, "tested");
     }
   }
-  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", "", false};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
   if (options_.patience) {
     transport->set_wait_policy(WaitPolicy::fixed(*options_.patience));
@@ -263,7 +265,7 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   std::string sums = no_sums(records);
   // What peer copies could not do is not done for reduce-scatters either.
   if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";
-  return {std::move(transport), "", false, sums, ""};
+  return {std::move(transport), "", false, sums, "", false};
 }
 
 }  // namespace pg_sdma

@@ -49,8 +49,9 @@ class Rendezvous {
     std::unique_ptr<DirectTransport> transport;  // null: the group uses the inner
     std::string reason;                          // why, the same on all ranks
     bool off_everywhere = false;                 // because every rank asked for that
-    std::string no_sums;         // why reduce-scatters use the inner, the same on all ranks
-    std::string no_peer_copies;  // why all-gathers go by a courier, the same on all ranks
+    std::string no_sums;           // why reduce-scatters use the inner, the same on all ranks
+    std::string no_peer_copies;    // why all-gathers go by a courier, the same on all ranks
+    bool settings_differ = false;  // that have to be the same on all ranks
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.

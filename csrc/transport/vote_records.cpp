@@ -95,8 +95,9 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
     }
     if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
     if (mine.at("settings") != first.at("settings")) {
-      return "settings differ: rank 0 has " + only_in(first.at("settings"), mine.at("settings")) +
-             ", " + who + " has " + only_in(mine.at("settings"), first.at("settings"));
+      return std::string(kSettingsDiffer) + "rank 0 has " +
+             only_in(first.at("settings"), mine.at("settings")) + ", " + who + " has " +
+             only_in(mine.at("settings"), first.at("settings"));
     }
     if (mine.at("host") != first.at("host")) {
       return who + " is on another host, in another pid namespace, or another user's, than rank 0";

@@ -23,6 +23,8 @@ std::string host_identity();
 
 // Why the records of a group rule a transport out; nothing when they do not.
 std::optional<std::string> objection(const std::vector<std::string>& records);
+// How it begins where settings are the reason.
+constexpr const char* kSettingsDiffer = "settings differ: ";
 // Why some rank cannot sum; empty when all can.
 std::string no_sums(const std::vector<std::string>& records);
 bool all_have_offers(const std::vector<std::string>& records);

@@ -86,9 +86,24 @@ def _has_whole_job(global_ranks: Sequence[int]) -> bool:
     return world is None or list(global_ranks) == list(range(world.size()))
 
 
+def _log(line: str, warning: str) -> None:
+    """A warning is one for the first group that it is about: the others say the same."""
+    level = logging.WARNING if warning and _is_new(warning) else logging.INFO
+    logging.getLogger("pg_sdma").log(level, line)
+
+
+_warned: set[str] = set()
+
+
+def _is_new(warning: str) -> bool:
+    is_new = warning not in _warned
+    _warned.add(warning)
+    return is_new
+
+
 @functools.cache
 def _set_up_process(extension: ModuleType) -> None:
-    extension.set_log(logging.getLogger("pg_sdma").info)
+    extension.set_log(_log)
     extension.set_kernels(kernels.compile_for)
     extension.set_mori(mori_transport.Offer)
     atexit.register(_detach_live_groups, extension)

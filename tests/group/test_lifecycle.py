@@ -18,9 +18,6 @@ import torch.distributed as dist
 from harness import RanksFailed, init_group, run_ranks
 from torch.distributed.distributed_c10d import AllgatherOptions
 
-# Kills, aborts and interpreter exits: minutes of them.
-pytestmark = pytest.mark.nightly
-
 RANKS = 3
 
 
@@ -328,6 +325,7 @@ def destroy_at_once(rounds):
     return got
 
 
+@pytest.mark.nightly
 def test_ranks_that_leave_after_their_part_do_no_harm():
     assert run(destroy_at_once, 60, timeout=240) == [[[0.0, 1.0, 2.0]] * 60] * RANKS
 

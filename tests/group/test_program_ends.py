@@ -11,9 +11,6 @@ import time
 
 import pytest
 
-# Interpreters that start and end, two a test.
-pytestmark = pytest.mark.nightly
-
 PRELUDE = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -67,6 +64,7 @@ def test_exit_without_destroy(tmp_path):
         assert result == (0, "ready\n", "")
 
 
+@pytest.mark.nightly
 def test_exit_with_a_gather_pending(tmp_path):
     """Without destroy: the peer counts on it, however late it is."""
     body = """
@@ -145,6 +143,7 @@ def test_exit_beside_a_callback(tmp_path):
         assert result == (0, "ready\nover\n", "")
 
 
+@pytest.mark.nightly
 def test_exit_by_an_exception(tmp_path):
     body = """
         if rank == 0:

@@ -109,6 +109,7 @@ def test_many_gathers_are_right(
 ) -> None:
     went = counts(stress, ranks, way, "none", 2 + seed % 4, 5000, patience, seed)
     assert went["unfinished"] == 0
+    assert (went["inner"] > 0) == (patience > 0)
 
 
 @pytest.mark.parametrize("world", [2, 3])
