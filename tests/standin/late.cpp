@@ -243,7 +243,7 @@ void retry(int rank, DirectTransport& transport) {
 
 // Not deferred: the stream of rank 1 holds work that has yet to run.
 void held(int rank, DirectTransport& transport, Engine& engine) {
-  transport.set_patience(kTimeout, /*only_while_free=*/false);
+  transport.set_wait_policy(WaitPolicy::fixed(kTimeout));
   Buffer segment(3 * kChunk, kChunk, rank);
   const auto call_of = [&](size_t shard) {
     std::memset(segment.data(), 0xA5, 2 * shard);
