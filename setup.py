@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -42,14 +43,27 @@ class Build(BuildExtension):
     def run(self) -> None:
         super().run()
         extension = Path(self.get_ext_fullpath("pg_sdma._C"))
-        if b"libstdc++.so" not in extension.read_bytes():
-            # Two C++ libraries in one process crash at the first formatted number.
-            extension.unlink()
+        extension.with_name("built_for_torch.txt").write_text(torch.__version__)
+
+    def build_extensions(self) -> None:
+        # Two C++ libraries in one process crash at the first formatted number.
+        if not self._links_shared_libstdcxx():
             sys.exit(
                 "this compiler links libstdc++ statically, and torch brings a shared one: build "
                 "with another, such as `CC=/usr/bin/gcc CXX=/usr/bin/g++ pip install ...`"
             )
-        extension.with_name("built_for_torch.txt").write_text(torch.__version__)
+        super().build_extensions()
+
+    def _links_shared_libstdcxx(self) -> bool:
+        """Asks the compiler that is about to compile everything, by two lines."""
+        with tempfile.TemporaryDirectory() as folder:
+            source, library = Path(folder, "print.cpp"), Path(folder, "print.so")
+            source.write_text("#include <iostream>\nvoid print() { std::cout << 1.5; }\n")
+            objects = self.compiler.compile(
+                [str(source)], output_dir=folder, extra_postargs=["-fPIC"]
+            )
+            self.compiler.link_shared_object(objects, str(library), target_lang="c++")
+            return b"libstdc++.so" in library.read_bytes()
 
 
 flags = ["-std=c++20", "-O2", "-g1", "-Wall", "-Wextra", "-Wno-unused-parameter"]

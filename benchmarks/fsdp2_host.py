@@ -21,12 +21,19 @@ COLLECTIVES = {
 }
 
 
+def name_of(collective: str) -> str:
+    """What torch.distributed calls one of COLLECTIVES, as FSDP2 does."""
+    return next(name for name in COLLECTIVES[collective] if hasattr(dist, name))
+
+
 @dataclass
 class Host:
     """Of one rank. Times are microseconds."""
 
     calls: dict[str, list[float]] = field(default_factory=dict)
     """Of COLLECTIVES -> in each call, whoever carries it."""
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+    """The same, of the CPU: what the calling thread ran, without what it slept or was kept from."""
     agreeing: list[float] = field(default_factory=list)
     """In calls that went direct, until the ranks had agreed on that."""
     enqueueing: list[float] = field(default_factory=list)
@@ -40,6 +47,7 @@ class Host:
         """What is printed of it."""
         parts = {
             **self.calls,
+            **{f"{collective}, CPU time": times for collective, times in self.cpu.items()},
             "agreeing": self.agreeing,
             "enqueueing": self.enqueueing,
             "enqueueing in order of arrival": self.enqueueing_late,
@@ -52,6 +60,10 @@ class Host:
         ]
         return [*lines, f"{self.allocations} allocations by the driver"]
 
+    def cpu_ms(self) -> float:
+        """Milliseconds of CPU time in all calls together."""
+        return sum(sum(times) for times in self.cpu.values()) / 1e3
+
 
 @contextmanager
 def observed() -> Iterator[Host]:
@@ -62,7 +74,7 @@ def observed() -> Iterator[Host]:
     """
     host = Host()
     began, allocated = time.time_ns(), _allocations()
-    with _timed(host.calls):
+    with _timed(host):
         yield host
     host.allocations = _allocations() - allocated
     for lane in flight_record()["lanes"]:
@@ -79,12 +91,13 @@ def _allocations() -> int:
 
 
 @contextmanager
-def _timed(calls: dict[str, list[float]]) -> Iterator[None]:
+def _timed(host: Host) -> Iterator[None]:
     before = {}
-    for collective, names in COLLECTIVES.items():
-        name = next(name for name in names if hasattr(dist, name))
+    for collective in COLLECTIVES:
+        name = name_of(collective)
         before[name] = getattr(dist, name)
-        setattr(dist, name, _noting(before[name], calls.setdefault(collective, [])))
+        wall, cpu = host.calls.setdefault(collective, []), host.cpu.setdefault(collective, [])
+        setattr(dist, name, _noting(before[name], wall, cpu))
     try:
         yield
     finally:
@@ -92,12 +105,16 @@ def _timed(calls: dict[str, list[float]]) -> Iterator[None]:
             setattr(dist, name, function)
 
 
-def _noting(function: Callable[..., Any], times: list[float]) -> Callable[..., Any]:
+def _noting(
+    function: Callable[..., Any], wall: list[float], cpu: list[float]
+) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        began = time.perf_counter_ns()
+        # Of this thread: a backward's calls come from autograd's, and others run beside it.
+        began, ran = time.perf_counter_ns(), time.thread_time_ns()
         try:
             return function(*arguments, **named)
         finally:
-            times.append((time.perf_counter_ns() - began) / 1e3)
+            cpu.append((time.thread_time_ns() - ran) / 1e3)
+            wall.append((time.perf_counter_ns() - began) / 1e3)
 
     return call

@@ -1,13 +1,17 @@
 """Times FSDP2 steps over the inner and over sdma, in turn and in one run.
 
     torchrun --standalone --nproc-per-node 2 benchmarks/fsdp2_step.py --profile
+    torchrun --standalone --nproc-per-node 2 benchmarks/fsdp2_step.py --contestants none,inner,sdma
+    torchrun --standalone --nproc-per-node 2 benchmarks/fsdp2_step.py --contestants inner,sdma \\
+        --pairs 20 --steps 10 --check
     torchrun --standalone --nproc-per-node 2 benchmarks/fsdp2_step.py --device cpu \\
         --shapes 2x64x32 --steps 10 --warmup 2
 
-Each round trains the same model from the same seed over each contestant: the inner (NCCL, gloo),
+Each round trains one model from the same seed over each contestant: the inner (NCCL, gloo),
 sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter and landings of 512
 MiB, for which docs/reduce_scatter.md has the reason, or what PG_SDMA_LANDING_BYTES says; if asked
-for, sdma-late, which is sdma with PG_SDMA_LATE=inner. "free"
+for, sdma-late, which is sdma with PG_SDMA_LATE=inner, and none, the floor: steps after a warm-up
+over the inner whose all-gathers do nothing and whose reduce-scatters copy the own slice. "free"
 steps let the host lead the device by two steps; "sync" steps start from an idle device, so that the
 host's time and the ranks' host skew lie on the critical path. Batches lie on the device before the
 clock starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed
@@ -18,22 +22,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from fsdp2_host import Host, observed
-from fsdp2_profile import breakdown
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+
+from fsdp2_contestants import CONTESTANTS, FLOOR, baseline, communicate, process_groups
+from fsdp2_host import Host, observed
+from fsdp2_pairs import compare, losers, summary
+from fsdp2_profile import breakdown
+from fsdp2_table import MODES, Result, not_finite, notes, table
 
 import train_fsdp2
 from common.loop import RUN_AHEAD, StepClock
@@ -41,32 +47,9 @@ from common.options import backend_string, learning_rate
 from common.session import Launch
 from common.text import ByteBatches, load_text
 from pg_sdma import stats
-from pg_sdma.stats import RouteCounts, direct_share
+from pg_sdma.stats import RouteCounts
 
 HEAD = 128  # elements of an attention head
-MODES = {"free": "runs ahead of the device", "sync": "synchronises before every step"}
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """What a run trains over: `transport` as examples/common/options.py has it, and settings."""
-
-    transport: str
-    environment: Mapping[str, str]
-
-
-CONTESTANTS = {
-    "inner": Contestant("inner", {}),
-    "sdma": Contestant("sdma", {"PG_SDMA_OPS": "all_gather"}),
-    "sdma-late": Contestant("sdma", {"PG_SDMA_OPS": "all_gather", "PG_SDMA_LATE": "inner"}),
-    "sdma+rs": Contestant(
-        "sdma",
-        {
-            "PG_SDMA_OPS": "all_gather,reduce_scatter",
-            "PG_SDMA_LANDING_BYTES": os.environ.get("PG_SDMA_LANDING_BYTES", str(512 << 20)),
-        },
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -106,21 +89,6 @@ class Shape:
         return [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
 
 
-@contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Has `values` in os.environ for the length of the block."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
 class Trainer:
     """One model and its batches on this rank's device."""
 
@@ -129,6 +97,8 @@ class Trainer:
         self.training = train_fsdp2.Training(
             train_fsdp2.build(options, launch.device), learning_rate(options)
         )
+        self._seed = options.seed
+        self._loss = torch.zeros(())
         batches = ByteBatches(
             load_text(options.data),
             batch=options.batch,
@@ -138,6 +108,13 @@ class Trainer:
             world_size=launch.world_size,
         )
         self.batches = [tuple(part.to(launch.device) for part in batches(i)) for i in range(4)]
+
+    def reset(self) -> None:
+        """Puts model and optimizer where they were at first."""
+        self.training.model.initialise(self._seed)
+        for state in self.training.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
 
     def run(self, steps: int, *, sync: bool) -> tuple[float, float]:
         """Median milliseconds a step on the device, and in the host's call of a step."""
@@ -150,57 +127,47 @@ class Trainer:
             else:
                 clock.wait(i + 1 - RUN_AHEAD)
             start = time.perf_counter()
-            self.training.step(*self.batches[i % len(self.batches)])
+            self._loss = self.training.step(*self.batches[i % len(self.batches)])
             host.append(time.perf_counter() - start)
             clock.mark()
         return statistics.median(clock.milliseconds()), statistics.median(host) * 1e3
 
-
-@dataclass(frozen=True)
-class Result:
-    """One contestant in one round, of the slower rank; what follows `host` is rank 0's."""
-
-    contestant: str
-    round: int
-    step: dict[str, float]  # mode -> ms on the device
-    host: dict[str, float]  # mode -> ms in the host's call
-    routes: dict[str, RouteCounts]  # mode -> what went which way
-    calls: dict[str, Host]  # mode -> what the host did for collectives
-    device_ms: dict[str, float] | None  # kind of kernels and copies -> a step
+    def loss(self) -> float:
+        """Of this rank's last step."""
+        return self._loss.item()
 
 
 def measure(
-    launch: Launch, options: argparse.Namespace, name: str, number: int, profiled: bool
+    trainer: Trainer,
+    groups: dict[str, dist.ProcessGroup],
+    own: argparse.Namespace,
+    name: str,
+    number: int,
 ) -> Result:
-    """Round `number` of the contestant `name`."""
-    contestant = CONTESTANTS[name]
-    backend = backend_string(contestant.transport, options.device)
-    with environment(contestant.environment), launch.process_group(backend):
-        return train(launch, options, name, number, profiled)
-
-
-def train(
-    launch: Launch, options: argparse.Namespace, name: str, number: int, profiled: bool
-) -> Result:
-    """Trains over the default group. What it allocated is garbage once it returns."""
-    trainer = Trainer(launch, options)
+    """Round `number` of the contestant `name`, whose group is among `groups`."""
     step: dict[str, float] = {}
     host: dict[str, float] = {}
-    routes = {}
-    calls = {}
+    routes: dict[str, RouteCounts] = {}
+    calls: dict[str, Host] = {}
+    loss: dict[str, float] = {}
     for mode in MODES:
-        trainer.run(options.warmup, sync=mode == "sync")
-        before = stats()
+        trainer.reset()
+        communicate(trainer.training.model, groups[name])
+        trainer.run(own.warmup, sync=mode == "sync")
+        if name == FLOOR:
+            communicate(trainer.training.model, None)
+        before = stats(groups[name])
         with observed() as calls[mode]:
-            own = trainer.run(options.steps, sync=mode == "sync")
-        routes[mode] = since(before, stats())
-        slowest = torch.tensor(own, dtype=torch.float64, device=launch.device)
+            times = trainer.run(own.steps, sync=mode == "sync")
+        routes[mode] = since(before, stats(groups[name]))
+        loss[mode] = trainer.loss()
+        slowest = torch.tensor(times, dtype=torch.float64, device=trainer.device)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         step[mode], host[mode] = slowest.tolist()
     device_ms = None
-    if profiled and launch.device.type == "cuda":
+    if own.profile and number == own.rounds - 1 and trainer.device.type == "cuda":
         device_ms = breakdown(lambda steps: trainer.run(steps, sync=False))
-    return Result(name, number, step, host, routes, calls, device_ms)
+    return Result(name, number, step, host, routes, calls, loss, device_ms)
 
 
 def since(before: RouteCounts, after: RouteCounts) -> RouteCounts:
@@ -213,46 +180,6 @@ def since(before: RouteCounts, after: RouteCounts) -> RouteCounts:
             if more["calls"]:
                 found.setdefault(operation, {})[route] = more
     return found
-
-
-def table(results: Sequence[Result], backends: Mapping[str, str]) -> list[str]:
-    """A Markdown table of one shape's results, a row a round and mode.
-
-    `backends` has the heading of each contestant; the first is what the others are compared with.
-    """
-    first, *others = backends
-    titles = ["round", "host", backends[first]]
-    for name in others:
-        titles += [backends[name], "time saved"]
-    lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
-    for number in sorted({result.round for result in results}):
-        found = {r.contestant: r for r in results if r.round == number}
-        for mode, words in MODES.items():
-            base = found[first].step[mode]
-            cells = [str(number), words, f"{base:.1f} ms"]
-            for name in others:
-                step = found[name].step[mode]
-                cells += [f"{step:.1f} ms", f"{1 - step / base:+.1%}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return lines
-
-
-def notes(result: Result) -> list[str]:
-    """The host's time, the routes and the device's time of one result, a line each."""
-    head = f"round {result.round}, {result.contestant}"
-    lines = []
-    for mode in MODES:
-        lines.append(f"{head}, {mode}: host {result.host[mode]:.1f} ms a step")
-        for operation, by_route in result.routes[mode].items():
-            calls = ", ".join(f"{count['calls']} {route}" for route, count in by_route.items())
-            share = direct_share({operation: by_route})
-            lines.append(f"{head}, {mode}: {operation} {share:.1%} of bytes direct; calls: {calls}")
-        lines += [f"{head}, {mode}: host, {line}" for line in result.calls[mode].lines()]
-    if result.device_ms:
-        found = sorted(result.device_ms.items(), key=lambda item: -item[1])
-        kinds = ", ".join(f"{kind} {ms:.1f}" for kind, ms in found)
-        lines.append(f"{head}, free: device, ms a step: {kinds}")
-    return lines
 
 
 def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
@@ -270,14 +197,27 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument("--batch", type=int, default=1, help="sequences a rank (%(default)s)")
     parser.add_argument("--steps", type=int, default=100, help="timed, a mode (%(default)s)")
-    parser.add_argument("--warmup", type=int, default=10, help="before those (%(default)s)")
+    parser.add_argument(
+        "--warmup", type=int, help="steps before those (10; of short rounds, as --pairs has, 3)"
+    )
     parser.add_argument("--rounds", type=int, default=2, help="(%(default)s)")
+    parser.add_argument(
+        "--pairs",
+        type=int,
+        metavar="ROUNDS",
+        help="so many rounds instead, told as the median and quartiles of the comparisons",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit 1 if a contestant is slower than the first by more than the pairs' spread",
+    )
     parser.add_argument(
         "--contestants",
         type=lambda text: [_contestant(part) for part in text.split(",")],
         default="inner,sdma,sdma+rs",
         metavar=",".join(CONTESTANTS),
-        help="the first is what the others are compared with (%(default)s)",
+        help="the first, none aside, is what the others are compared with (%(default)s)",
     )
     parser.add_argument(
         "--profile",
@@ -286,8 +226,18 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
     own, rest = parser.parse_known_args(argv)
+    if own.warmup is None:
+        own.warmup = 3 if own.pairs else 10
     if own.warmup < 1 or own.warmup >= own.steps or own.rounds < 1:
         parser.error("give --rounds and --warmup of 1 or more, and more --steps than --warmup")
+    if own.pairs is not None:
+        if own.pairs < 2:
+            parser.error("--pairs: give 2 or more, for there to be a spread")
+        own.rounds = own.pairs
+    if own.check and own.pairs is None:
+        parser.error("--check judges by the pairs' spread: give --pairs, too")
+    if len(set(own.contestants)) < len(own.contestants) or set(own.contestants) == {FLOOR}:
+        parser.error("--contestants: name each once, and one that communicates")
     for name in ("device", "batch", "steps", "warmup"):
         rest += [f"--{name}", str(getattr(own, name))]
     return own, rest
@@ -299,11 +249,41 @@ def _contestant(text: str) -> str:
     return text
 
 
+def rounds(
+    launch: Launch,
+    own: argparse.Namespace,
+    options: argparse.Namespace,
+    say: Callable[..., object],
+) -> list[Result]:
+    """All rounds of one shape. What they allocated is garbage once it returns."""
+    began = time.perf_counter()
+    groups = process_groups(own.contestants, launch.device)
+    connected = time.perf_counter()
+    trainer = Trainer(launch, options)
+    built = time.perf_counter()
+    say(f"setup: groups {connected - began:.1f} s, model and batches {built - connected:.1f} s")
+    if own.pairs:  # whatever a first round does for the first time is in no pair
+        for name in own.contestants:
+            measure(trainer, groups, own, name, -1)
+        say(f"a round that does not count: {time.perf_counter() - built:.1f} s", flush=True)
+    results = []
+    for number in range(own.rounds):
+        # The other way round in every other round, so that none is always the warmer.
+        for name in own.contestants[:: -1 if number % 2 else 1]:
+            results.append(measure(trainer, groups, own, name, number))
+            if not own.pairs:
+                say("\n".join(notes(results[-1])), flush=True)
+    say(f"all: {time.perf_counter() - began:.1f} s", flush=True)
+    return results
+
+
 def main() -> None:
     own, rest = parse()
     launch = Launch(own.device)
-    inner = backend_string("inner", own.device).rpartition(":")[2]
-    backends = {name: name.replace("inner", inner) for name in own.contestants}
+    inner = backend_string("inner", own.device)
+    first = baseline(own.contestants)
+    names = [first, *(name for name in own.contestants if name != first)]
+    backends = {name: name.replace("inner", inner.rpartition(":")[2]) for name in names}
     setup = {
         "device": own.device,
         "device_name": launch.device_name,
@@ -316,21 +296,28 @@ def main() -> None:
     say = print if launch.rank == 0 else lambda *text, **how: None
     say(", ".join(f"{key} {value}" for key, value in setup.items() if value is not None))
     shapes: list[dict[str, Any]] = []
+    slower: list[str] = []
     for shape in own.shapes:
         options = train_fsdp2.parse([*shape.arguments(), *rest])
-        results = []
-        for number in range(own.rounds):
-            # The other way round in every other round, so that none is always the warmer.
-            for name in own.contestants[:: -1 if number % 2 else 1]:
-                last = number == own.rounds - 1
-                results.append(measure(launch, options, name, number, own.profile and last))
-                for line in notes(results[-1]):
-                    say(line, flush=True)
+        with launch.process_group(inner):
+            results = rounds(launch, own, options, say)
         say(f"\n{shape}, batch {own.batch}; ms a step on the device of the slower rank\n")
-        say("\n".join(table(results, backends)), end="\n\n", flush=True)
-        shapes.append({**asdict(shape), "results": [asdict(result) for result in results]})
+        found = {**asdict(shape), "results": [asdict(result) for result in results]}
+        if own.rounds > 1:
+            pairs = compare(results, first, own.steps)
+            found["pairs"] = {
+                name: {mode: asdict(p) for mode, p in by.items()} for name, by in pairs.items()
+            }
+            slower += [f"{shape}: {line}" for line in losers(pairs, backends)]
+        lines = summary(pairs, backends, own.rounds) if own.pairs else table(results, backends)
+        say("\n".join([*lines, *not_finite(results)]), end="\n\n", flush=True)
+        shapes.append(found)
         if launch.rank == 0 and own.json:
             own.json.write_text(json.dumps({**setup, "shapes": shapes}, indent=1) + "\n")
+    if own.check:
+        fair = f"no contestant is slower than {backends[first]} by more than the pairs' spread"
+        say("\n".join(slower) or fair, flush=True)
+        sys.exit(1 if slower else 0)
 
 
 if __name__ == "__main__":

@@ -188,9 +188,9 @@ PYBIND11_MODULE(_C, module) {
       [](py::function log) {
         // Leaked on purpose: groups may log until the interpreter is gone.
         auto* kept = new py::function(std::move(log));
-        set_log([kept](const std::string& line) {
+        set_log([kept](const std::string& line, const std::string& warning) {
           py::gil_scoped_acquire gil;
-          (*kept)(line);
+          (*kept)(line, warning);
         });
       },
       py::arg("log"));
@@ -241,11 +241,13 @@ PYBIND11_MODULE(_C, module) {
           py::arg("device_type"))
       .def("stats", &SdmaBackend::stats, py::call_guard<py::gil_scoped_release>())
       .def("transports", &SdmaBackend::ways, py::call_guard<py::gil_scoped_release>())
-      .def("detach", &SdmaBackend::detach, py::call_guard<py::gil_scoped_release>())
       // As torch's own backends have it, whose users reach past the group.
       .def("_set_default_timeout", &SdmaBackend::setTimeout, py::arg("timeout"),
            py::call_guard<py::gil_scoped_release>())
       .def("__getattr__", &inner_attribute);
+
+  module.def("detach", &SdmaBackend::detach, py::arg("backends"),
+             py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace pg_sdma

@@ -1,6 +1,7 @@
 """What a rank does when its peer is killed in mid-gather.
 
     python benchmarks/gpu/kill.py --jobs 4
+    python benchmarks/gpu/kill.py --backlog 8 --repetitions 20
     python benchmarks/gpu/kill.py --device cpu --bytes 16M --repetitions 3
 
 Each time two fresh processes gather in a loop, several large gathers under way at a time. A random
@@ -8,8 +9,13 @@ one of them, the victim, gets SIGKILL at a random moment. Printed are how the ot
 after that, and what it said. It has to end by itself within the bound, with an error that names
 the victim; the group's timeout is far longer.
 
+With --backlog the gathers lie behind other work of the device, for a random time of 0 to so many
+seconds, and half of the times both ranks destroy the group while all of it is pending. What such
+work has left to run comes on top of the bound.
+
 On one GPU both ranks share it through an MPS daemon of each repetition's own, whose server may
-fault, and the survivor with it, when a client is killed: that, too, is printed.
+fault, and the survivor with it, when a client is killed: that, too, is printed. With --backlog they
+take turns on it instead: a server is lost with a client that is killed while its kernel runs.
 """
 
 from __future__ import annotations
@@ -49,6 +55,7 @@ BACKENDS = {"cpu": "cpu:sdma", "cuda": "cpu:gloo,cuda:sdma"}
 MOST_GATHERS = 6  # under way at a time
 ROUNDS_BEFORE = 3
 LONGEST_DELAY = 0.010  # seconds
+MARGIN = 0.1  # seconds by which a rank dies before work that it must not live to see the end of
 OVERTIME = 30.0  # seconds that a survivor gets which is late, so that one knows how late
 GROUP_TIMEOUT = timedelta(minutes=10)
 READY = "before the kill: "
@@ -61,11 +68,20 @@ class Plan:
     victim: int
     gathers: int  # under way at a time
     delay: float  # seconds from the first of those calls to the signal
+    backlog: float = 0.0  # seconds of the device's other work before them
+    leaves: bool = False  # both ranks destroy the group while these are pending
 
     @classmethod
-    def draw(cls, seed: int) -> Plan:
+    def draw(cls, seed: int, longest_backlog: float = 0.0) -> Plan:
         draw = random.Random(seed)
-        return cls(draw.randrange(2), draw.randint(1, MOST_GATHERS), draw.uniform(0, LONGEST_DELAY))
+        victim, gathers = draw.randrange(2), draw.randint(1, MOST_GATHERS)
+        delay = draw.uniform(0, LONGEST_DELAY)
+        if longest_backlog == 0:
+            return cls(victim, gathers, delay)
+        backlog = draw.uniform(0, longest_backlog)
+        if backlog > 2 * MARGIN and draw.random() < 0.5:
+            return cls(victim, gathers, draw.uniform(0, backlog - MARGIN), backlog, leaves=True)
+        return cls(victim, gathers, draw.uniform(0, backlog + LONGEST_DELAY), backlog)
 
     @property
     def survivor(self) -> int:
@@ -135,7 +151,7 @@ def rank_main(options: argparse.Namespace) -> None:
     """One rank: a few rounds of gathers, and those in which the victim dies."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would take its time
     faulthandler.register(signal.SIGUSR1)
-    plan = Plan.draw(options.seed)
+    plan = Plan.draw(options.seed, options.backlog)
     rank, cuda = options.rank, options.device == "cuda"
     device = torch.device("cuda", rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
     if cuda:
@@ -148,22 +164,39 @@ def rank_main(options: argparse.Namespace) -> None:
         torch.zeros(options.bytes, dtype=torch.uint8, device=device) for _ in range(MOST_GATHERS)
     ]
 
-    def gather(count: int) -> None:
+    def gather(count: int, synchronize: bool = True) -> None:
         works = [
             all_gather(output, output.chunk(2)[rank], async_op=True) for output in outputs[:count]
         ]
         for work in works:
             work.wait()
-        if cuda:
+        if cuda and synchronize:
             torch.cuda.synchronize(device)
 
+    cycles = int(plan.backlog * cycles_a_second()) if plan.backlog else 0
     for _ in range(ROUNDS_BEFORE):
         gather(MOST_GATHERS)
     print(f"{READY}{pg_sdma.stats()}", flush=True)
     if rank == plan.victim:
         threading.Thread(target=die, args=(plan.delay,)).start()
     while True:
-        gather(plan.gathers)
+        if cycles:
+            torch.cuda._sleep(cycles)
+        gather(plan.gathers, synchronize=not plan.leaves)
+        if plan.leaves:
+            dist.destroy_process_group()
+
+
+def cycles_a_second() -> float:
+    """What torch.cuda._sleep counts, on the current device."""
+    torch.cuda._sleep(1)  # loads the kernel, which a device that waits would hold up
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles = 10**8
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return cycles / (start.elapsed_time(end) / 1e3)
 
 
 def die(delay: float) -> None:
@@ -172,13 +205,14 @@ def die(delay: float) -> None:
 
 
 def repetition(options: argparse.Namespace, seed: int) -> Outcome:
-    """Starts both ranks, with an MPS daemon where they share a GPU, and watches them end."""
+    """Starts both ranks, on one GPU with an MPS daemon, and watches them end."""
     outcome: Outcome | None = None
     try:
         with contextlib.ExitStack() as until_the_end:
             environment: dict[str, str] = {}
             if options.device == "cuda" and torch.cuda.device_count() < 2:
-                environment.update(until_the_end.enter_context(mps.daemon()))
+                if not options.backlog:
+                    environment.update(until_the_end.enter_context(mps.daemon()))
                 environment.update(PG_SDMA_ALLOW_SAME_DEVICE="1", PG_SDMA_INNER="cuda=gloo")
             outcome = kill_one(options, seed, environment)
     except subprocess.SubprocessError as error:
@@ -190,7 +224,8 @@ def repetition(options: argparse.Namespace, seed: int) -> Outcome:
 
 
 def kill_one(options: argparse.Namespace, seed: int, environment: Mapping[str, str]) -> Outcome:
-    plan = Plan.draw(seed)
+    plan = Plan.draw(seed, options.backlog)
+    bound = options.bound + plan.backlog
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with contextlib.ExitStack() as files:
         said = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)]
@@ -204,7 +239,7 @@ def kill_one(options: argparse.Namespace, seed: int, environment: Mapping[str, s
             code = None
             survivor = processes[plan.survivor]
             if killed == -signal.SIGKILL:
-                code = wait_for(survivor, options.bound)
+                code = wait_for(survivor, bound)
                 if code is None:
                     survivor.send_signal(signal.SIGUSR1)  # writes where its threads are
                     code = wait_for(survivor, OVERTIME)
@@ -214,7 +249,7 @@ def kill_one(options: argparse.Namespace, seed: int, environment: Mapping[str, s
                 process.kill()
                 process.wait()
         words = text_of(said[plan.survivor]), text_of(said[plan.victim])
-        return Outcome(plan, killed, code, seconds, *words, options.bound)
+        return Outcome(plan, killed, code, seconds, *words, bound)
 
 
 def wait_for(process: subprocess.Popen[str], seconds: float) -> int | None:
@@ -240,6 +275,7 @@ def start_rank(
 ) -> subprocess.Popen[str]:
     """A process of this script that is one rank and writes to `said`."""
     own = ("--rank", str(rank), "--port", str(port), "--seed", str(seed))
+    own += ("--backlog", str(options.backlog))
     common = ("--device", options.device, "--bytes", str(options.bytes))
     # Hosts wait for each other, and gathers of any size go direct, so that none goes to the inner.
     chosen = {"PG_SDMA_PATIENCE_MS": "20000", "PG_SDMA_MIN_BYTES": "0"}
@@ -250,7 +286,8 @@ def start_rank(
 
 def table(outcomes: list[Outcome], first_seed: int = 0) -> list[str]:
     """Lines of a Markdown table, and what all of it amounts to."""
-    titles = ("seed", "killed", "at", "gathers", "the other ended by", "after", "what it said")
+    titles = ("seed", "killed", "at", "gathers", "behind", "the other ended by", "after")
+    titles += ("what it said",)
     lines = [f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     for seed, outcome in enumerate(outcomes, first_seed):
         plan = outcome.plan
@@ -258,12 +295,13 @@ def table(outcomes: list[Outcome], first_seed: int = 0) -> list[str]:
         said = f"NOT AS IT SHOULD: {outcome.failure}. {text}" if outcome.failure else text
         lines.append(
             f"| {seed} | rank {plan.victim} | {plan.delay * 1e3:.1f} ms | {plan.gathers} | "
+            f"{plan.backlog:.1f} s{', leaving' if plan.leaves else ''} | "
             f"{end(outcome.code)} | {outcome.seconds:.2f} s | {said} |"
         )
     right = [outcome for outcome in outcomes if not outcome.failure]
     lines.append(
         f"\n{len(right)} of {len(outcomes)} times the survivor ended by itself within "
-        f"{outcomes[0].bound:g} s and named the rank that was killed"
+        f"the bound and named the rank that was killed"
     )
     return lines
 
@@ -281,6 +319,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         "--bound", type=float, default=5.0, help="seconds the survivor may take (%(default)s)"
     )
     parser.add_argument(
+        "--backlog",
+        type=float,
+        default=0.0,
+        help="seconds of a GPU's other work that gathers lie behind, at most (%(default)g)",
+    )
+    parser.add_argument(
         "--start",
         type=float,
         default=120.0,
@@ -293,6 +337,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("--rank", "--port"):  # of the processes that are started here
         parser.add_argument(name, type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.backlog < 0 or (options.backlog > 0 and options.device != "cuda"):
+        parser.error("--backlog: give seconds, of a GPU's work (--device cuda)")
     if options.device == "cuda":
         gpus = torch.cuda.device_count()  # by NVML, which makes no CUDA context
         if gpus == 0:

@@ -3,6 +3,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <atomic>
+#include <future>
 
 namespace pg_sdma {
 
@@ -94,8 +95,18 @@ std::map<std::string, std::string> SdmaBackend::ways() const {
   return ways;
 }
 
-void SdmaBackend::detach() {
-  for (const auto& [device, lane] : lanes()) lane->detach();
+void SdmaBackend::detach(const std::vector<SdmaBackend*>& backends) {
+  // Side by side: a peer that has to hear that this rank is gone from one group may be late in
+  // another.
+  std::vector<std::future<void>> leaving;
+  for (const SdmaBackend* const backend : backends) {
+    for (const auto& each : backend->lanes()) {
+      Lane& lane = *each.second;
+      if (lane.forked()) continue;
+      leaving.push_back(std::async([&lane] { lane.detach(); }));
+    }
+  }
+  for (std::future<void>& each : leaving) each.get();
 }
 
 BackendPtr SdmaBackend::wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) {

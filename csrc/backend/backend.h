@@ -35,9 +35,9 @@ class SdmaBackend final : public DelegatingBackend {
   // What carries the direct calls of each lane: Lane::way().
   std::map<std::string, std::string> ways() const;
 
-  // Ends this rank's part in the transports without the peers and without the inners: what is
-  // still safe at interpreter exit.
-  void detach();
+  // Ends this rank's part in the transports, once what is pending has ended, and leaves the inners
+  // alone: what is still safe at interpreter exit. Of all groups side by side.
+  static void detach(const std::vector<SdmaBackend*>& backends);
 
  protected:
   BackendPtr wrap(const StorePtr& store, const OptionsPtr& opts, const Inners& inners) override;

@@ -4,6 +4,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
@@ -50,11 +51,12 @@ class Chain {
   // Fails what waits, now and later, with GroupFault. From any thread, without the lane's mutex.
   virtual void abandon(const std::string&) {}
 
-  // Ends what is pending: lets it complete for a moment, then calls `give_up`, which abandons it.
-  // Idempotent. Without the lane's mutex. Where `process_ends`, what was pending keeps its tensors
-  // for ever: a thread of the inner's may let go of them after Python has finalised, and must not
-  // be the last that does.
-  virtual void stop(const std::function<void()>& give_up, bool process_ends) = 0;
+  // Whether nothing is pending any more; waits for that, at most so long. Without the lane's mutex.
+  virtual bool await_idle(std::chrono::milliseconds) { return true; }
+  // Ends the worker, once nothing is pending. Idempotent. Without the lane's mutex. Where
+  // `process_ends`, what was pending keeps its tensors for ever: a thread of the inner's may let go
+  // of them after Python has finalised, and must not be the last that does.
+  virtual void stop(bool process_ends) = 0;
 
   // The transport has ended, after stop(): forgets it. Tensors that are still being copied to or
   // from, as by a peer that is late, are kept for ever, the others dropped. With the lane's mutex.

@@ -170,9 +170,10 @@ std::string json(int rank, const std::string& reason) {
 std::string write(const std::string& prefix, int rank, const std::string& reason) {
   const std::string text = json(rank, reason);
   const std::string path = prefix + std::to_string(rank) + ".json";
-  const std::string partial = path + ".partial";
+  std::string partial = path + ".XXXXXX";
   const auto why = [&] { return "writing " + path + ": " + std::strerror(errno); };
-  const int file = open(partial.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  // A new file, for its owner alone: whatever waits in a folder that others can write to.
+  const int file = mkostemp(partial.data(), O_CLOEXEC);
   if (file < 0) return why();
   for (size_t done = 0; done < text.size();) {
     const ssize_t some = ::write(file, text.data() + done, text.size() - done);

@@ -18,7 +18,7 @@
 namespace pg_sdma {
 namespace {
 
-// How long stop() lets pending operations complete before it gives them up, and callbacks end.
+// How long stop() waits for users' callbacks to end.
 constexpr std::chrono::seconds kGrace{2};
 
 // Outlives the chain in the callbacks of the inner's operations, which cannot be called back.
@@ -110,14 +110,18 @@ class HostChain final : public Chain {
     bell_->rung.notify_all();
   }
 
-  void stop(const std::function<void()>& give_up, bool process_ends) override {
+  bool await_idle(std::chrono::milliseconds limit) override {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!worker_.joinable()) return;
-    const bool idle = idle_.wait_for(lock, kGrace, [this] { return tasks_.empty() && !running_; });
-    stopping_ = true;
-    lock.unlock();
+    return idle_.wait_for(lock, limit, [this] { return tasks_.empty() && !running_; });
+  }
+
+  void stop(bool process_ends) override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!worker_.joinable()) return;
+      stopping_ = true;
+    }
     wake_.notify_all();
-    if (!idle) give_up();
     worker_.join();
     tellers_.stop(kGrace);
     if (process_ends) new auto(shelf_->take());

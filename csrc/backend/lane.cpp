@@ -12,8 +12,9 @@
 namespace pg_sdma {
 namespace {
 
-// How long leave() waits for a call in another thread before it fails it.
+// How long leave() waits for what is pending in a group that is broken, which it looks at so often.
 constexpr std::chrono::seconds kGrace{2};
+constexpr std::chrono::milliseconds kLook{100};
 
 // A torch that was not built for a device has no streams of it, and no tensors on it either.
 std::unique_ptr<Chain> make_chain(c10::DeviceType device) {
@@ -172,7 +173,7 @@ WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
   if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
   refuse_silence(collective, reason);
   stats_.count(collective.call.operation, reason, collective.facts.total_bytes);
-  if (transport_) transport_->note_elsewhere(collective.name());
+  note_elsewhere(collective.name());
   chain_->before_inner();
   WorkPtr work = collective.on_inner(*inner_);
   chain_->after_inner(work);
@@ -189,6 +190,12 @@ void Lane::refuse_silence(const Collective& collective, const std::string& reaso
               "; remove what keeps it from going direct, or unset PG_SDMA_STRICT");
 }
 
+// For the messages of peers that are at another call.
+void Lane::note_elsewhere(const char* operation) {
+  if (transport_) transport_->note_elsewhere(operation);
+  if (!voted_) rendezvous_.note_elsewhere(operation);
+}
+
 void Lane::prepare(Collective& collective) {
   if (const std::string why = fault(); !why.empty()) throw GroupFault(why);
   if (!engine_ && !voted_) make_engine(collective.device());
@@ -198,10 +205,6 @@ void Lane::prepare(Collective& collective) {
 
 void Lane::shutdown() {
   if (fork_guard_.forked()) return;
-  // As NCCL flushes what is pending. A thread that is inside a call waits for its peers itself.
-  if (std::unique_lock<std::timed_mutex> lock(mutex_, std::try_to_lock); lock && transport_) {
-    transport_->await_late_ranks();
-  }
   leave(/*process_ends=*/false);
   std::lock_guard<std::timed_mutex> lock(mutex_);
   closed_ = true;
@@ -211,20 +214,18 @@ void Lane::detach() {
   if (!fork_guard_.forked()) leave(/*process_ends=*/true);
 }
 
+// As NCCL and gloo, it waits for what is pending: peers count on that, and it ends by its own
+// deadline at the latest. A call in another thread is as good as pending.
 void Lane::leave(bool process_ends) {
   std::lock_guard<std::mutex> leaving(leaving_);
-  const auto give_up = [this] {
-    end("rank " + std::to_string(group_->rank) + " destroyed group " + group_->name +
-        " with operations pending");
-  };
-  chain_->stop(give_up, process_ends);
-  std::unique_lock<std::timed_mutex> lock(mutex_, kGrace);
-  if (!lock) {
-    give_up();
-    lock.lock();
-  }
+  await_end([this](std::chrono::milliseconds limit) { return chain_->await_idle(limit); });
+  chain_->stop(process_ends);
+  std::unique_lock<std::timed_mutex> lock(mutex_, std::defer_lock);
+  await_end([&lock](std::chrono::milliseconds limit) { return lock.try_lock_for(limit); });
+  if (!lock) lock.lock();
   voted_ = true;
   policy_.refusal = "the process is exiting";
+  if (transport_) transport_->drain();  // while abort() can reach it
   std::shared_ptr<DirectTransport> transport;
   {
     std::lock_guard<std::mutex> fault_lock(fault_mutex_);
@@ -232,6 +233,23 @@ void Lane::leave(bool process_ends) {
   }
   transport.reset();
   chain_->let_go();
+}
+
+// Of a broken group's operations some never end, as the inner's that peers do not make any more.
+void Lane::await_end(const std::function<bool(std::chrono::milliseconds)>& ended) {
+  std::optional<Clock::time_point> until;
+  while (!ended(kLook)) {
+    if (!until && broken()) until = Clock::now() + kGrace;
+    if (!until || Clock::now() < *until) continue;
+    end("rank " + std::to_string(group_->rank) + " destroyed group " + group_->name +
+        " with operations pending");
+    return;
+  }
+}
+
+bool Lane::broken() const {
+  std::lock_guard<std::mutex> lock(fault_mutex_);
+  return !fault_.empty() || (transport_ && transport_->page().faulted());
 }
 
 void Lane::abort() {

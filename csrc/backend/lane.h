@@ -91,7 +91,7 @@ class Lane final : private Carrier, private Recorded {
       record = recorder_.add(made);
     }
     auto call = [this, operation, record, method](Args&... args) {
-      if (transport_) transport_->note_elsewhere(operation);
+      note_elsewhere(operation);
       recorder_.route(record, 0, not_ours_);
       WorkPtr work = std::invoke(method, *inner_, args...);
       recorder_.end(record, FlightRecorder::State::kIssued);
@@ -117,8 +117,8 @@ class Lane final : private Carrier, private Recorded {
   bool forked() const { return fork_guard_.forked(); }
   void check_fork() const;
 
-  // Ends this rank's part in the transport; the inner is left to the caller. What is pending gets a
-  // moment to complete, then fails. Later calls of run() raise.
+  // Ends this rank's part in the transport, once what is pending is done, has failed or has timed
+  // out; the inner is left to the caller. Later calls of run() raise.
   void shutdown();
   // The same at the end of the process, whose last calls may still go to the inner.
   void detach();
@@ -138,6 +138,7 @@ class Lane final : private Carrier, private Recorded {
   void add_to_record(Collective& collective);
   void record_fault(const std::string& why);
 
+  void note_elsewhere(const char* operation);
   void prepare(Collective& collective);
   Rendezvous::Options vote_options();
   void make_engine(c10::Device device);
@@ -147,6 +148,10 @@ class Lane final : private Carrier, private Recorded {
   WorkPtr take_inner(Collective& collective, const std::string& reason);
   void refuse_silence(const Collective& collective, const std::string& reason) const;
   void leave(bool process_ends);
+  // Until `ended`, asked with how long it may wait, says so; what a broken group has pending is
+  // given up.
+  void await_end(const std::function<bool(std::chrono::milliseconds)>& ended);
+  bool broken() const;
   void end(const std::string& why);
   std::string fault() const;
 
@@ -188,8 +193,10 @@ class Lane final : private Carrier, private Recorded {
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };
 
-// Who hears the one line a group logs; set by the Python side.
-void set_log(std::function<void(const std::string&)> log);
+// Who hears the one line a group logs, and what in it the user has to be warned of, if anything;
+// set by the Python side.
+using Log = std::function<void(const std::string& line, const std::string& warning)>;
+void set_log(Log log);
 
 // Who makes a rank's part in mori's all-gathers, for tensors on a device; set by the Python side.
 using Mori = std::function<std::shared_ptr<CourierOffer>(const Group&, c10::Device)>;

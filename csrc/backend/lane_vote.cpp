@@ -11,9 +11,9 @@
 namespace pg_sdma {
 namespace {
 
-std::function<void(const std::string&)>& log_function() {
+Log& log_function() {
   // Never destroyed: a static destructor would drop a Python reference after Python has ended.
-  static auto* function = new std::function<void(const std::string&)>();
+  static auto* function = new Log();
   return *function;
 }
 
@@ -40,7 +40,7 @@ std::string operations(const Settings& settings, bool no_sums) {
 
 }  // namespace
 
-void set_log(std::function<void(const std::string&)> log) { log_function() = std::move(log); }
+void set_log(Log log) { log_function() = std::move(log); }
 
 void set_mori(Mori mori) { mori_offers() = std::move(mori); }
 
@@ -102,7 +102,7 @@ void Lane::vote() {
   const auto deadline = Clock::now() + timeout_.load();
   // To the end of the vote: a peer that is slower still opens it, and what it would find instead is
   // not the reason.
-  const std::unique_ptr<TestMemory> memory = test_memory(device_);
+  const std::unique_ptr<TestMemory> memory = test_memory(*engine_device_);
   const auto test = [this, &memory, deadline](DirectTransport& transport) {
     return self_test(transport, *memory, *engine_, group_->rank, group_->size, deadline);
   };
@@ -144,7 +144,7 @@ void Lane::vote() {
   policy_.min_mean_bytes = least ? 0 : tuned.min_mean_bytes.value_or(untuned);
   const std::string which = operations(group_->settings, !result.no_sums.empty());
   if (group_->rank == 0 && log_function() && !which.empty()) {
-    log_function()(announcement(result, which));
+    log_function()(announcement(result, which), result.settings_differ ? result.reason : "");
   }
 }
 

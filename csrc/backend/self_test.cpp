@@ -13,7 +13,7 @@ namespace {
 
 class TensorMemory final : public TestMemory {
  public:
-  explicit TensorMemory(c10::DeviceType device) : device_(device) {}
+  explicit TensorMemory(c10::Device device) : device_(device) {}
 
   char* allocate(size_t bytes) override {
     tensors_.push_back(at::empty({static_cast<int64_t>(bytes)},
@@ -45,13 +45,13 @@ class TensorMemory final : public TestMemory {
     TORCH_INTERNAL_ASSERT(false, "not an address of the self-test");
   }
 
-  const c10::DeviceType device_;
+  const c10::Device device_;
   std::deque<at::Tensor> tensors_;
 };
 
 }  // namespace
 
-std::unique_ptr<TestMemory> test_memory(c10::DeviceType device) {
+std::unique_ptr<TestMemory> test_memory(c10::Device device) {
   return std::make_unique<TensorMemory>(device);
 }
 

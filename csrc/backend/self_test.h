@@ -1,7 +1,7 @@
 // The transport's self-test on tensors of a device.
 #pragma once
 
-#include <c10/core/DeviceType.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <memory>
@@ -13,8 +13,8 @@
 
 namespace pg_sdma {
 
-// From torch's allocator.
-std::unique_ptr<TestMemory> test_memory(c10::DeviceType device);
+// From torch's allocator, on this very device, whichever is the current one.
+std::unique_ptr<TestMemory> test_memory(c10::Device device);
 
 // As the self_test of transport/self_test.h.
 std::string self_test(DirectTransport& transport, TestMemory& memory, const Engine& engine,

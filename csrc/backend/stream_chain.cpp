@@ -94,7 +94,7 @@ class StreamChain final : public Chain {
                                           collective->results());
   }
 
-  void stop(const std::function<void()>&, bool) override {}
+  void stop(bool) override {}
 
   void let_go() override {
     for (const auto& kept : kept_) {

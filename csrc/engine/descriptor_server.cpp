@@ -27,14 +27,17 @@ constexpr timeval kPatience{5, 0};
 
 struct Request {
   uint64_t export_id = 0;
-  uint64_t first = 0;
+  uint64_t first = 0;  // where no descriptors are asked for
   uint64_t count = 0;
+  std::array<uint64_t, kMostAtOnce> serials{};  // 0 first: none
 };
 
 struct Reply {
   uint64_t count = 0;  // 0: refused
+  Segment segment;
   union {
-    std::array<uint64_t, kMostAtOnce> bytes{};
+    std::array<Chunk, kMostAtOnce> chunks{};
+    std::array<uint64_t, kMostAtOnce> bytes;
     char why[256];
   };
 };
@@ -97,8 +100,8 @@ void send_reply(int connection, const Reply& reply, const std::vector<Descriptor
   if (sendmsg(connection, &message, MSG_NOSIGNAL) < 0) fail("sendmsg");
 }
 
-Reply receive_reply(int connection, std::vector<Descriptor>& descriptors) {
-  Reply reply;
+Reply receive_reply(int connection, bool asked, std::vector<Descriptor>& descriptors) {
+  Reply reply{};
   iovec payload{&reply, sizeof reply};
   Control control{};
   msghdr message{};
@@ -123,7 +126,8 @@ Reply receive_reply(int connection, std::vector<Descriptor>& descriptors) {
     }
   }
   if (received != sizeof reply) throw std::runtime_error("the peer has closed the connection");
-  if ((message.msg_flags & MSG_CTRUNC) != 0 || (reply.count > 0 && arrived != reply.count)) {
+  if ((message.msg_flags & MSG_CTRUNC) != 0 ||
+      (asked && reply.count > 0 && arrived != reply.count)) {
     throw std::runtime_error("descriptors were lost on the way (the limit of open files?)");
   }
   return reply;
@@ -188,12 +192,20 @@ void DescriptorServer::answer(int connection) {
     Request request;
     if (recv(connection, &request, sizeof request, 0) != sizeof request) return;
     if (request.count == 0 || request.count > kMostAtOnce) return;
-    Reply reply;
+    Reply reply{};
     std::vector<Descriptor> descriptors;
     try {
-      descriptors = source_(request.export_id, request.first, request.count);
-      reply.count = descriptors.size();
-      for (size_t i = 0; i < descriptors.size(); ++i) reply.bytes[i] = descriptors[i].bytes();
+      if (request.serials[0] == 0) {
+        const std::vector<Chunk> chunks =
+            source_.chunks(request.export_id, request.first, request.count, reply.segment);
+        reply.count = chunks.size();
+        std::copy(chunks.begin(), chunks.end(), reply.chunks.begin());
+      } else {
+        descriptors = source_.descriptors(
+            request.export_id, {request.serials.begin(), request.serials.begin() + request.count});
+        reply.count = descriptors.size();
+        for (size_t i = 0; i < descriptors.size(); ++i) reply.bytes[i] = descriptors[i].bytes();
+      }
     } catch (const std::exception& error) {
       std::strncpy(reply.why, error.what(), sizeof reply.why - 1);
     }
@@ -201,29 +213,56 @@ void DescriptorServer::answer(int connection) {
   }
 }
 
-void fetch_descriptors(const std::string& name, pid_t process, uint64_t export_id, size_t count,
-                       const std::function<void(const Descriptor&)>& take) {
-  const Descriptor connection(open_socket());
-  set_patience(connection.number());
+namespace {
+
+Reply ask(int connection, const Request& request, std::vector<Descriptor>& descriptors) {
+  if (send(connection, &request, sizeof request, MSG_NOSIGNAL) != sizeof request) {
+    fail("asking the peer for its memory");
+  }
+  const Reply reply = receive_reply(connection, request.serials[0] != 0, descriptors);
+  if (reply.count == 0) throw std::runtime_error(reply.why);
+  if (reply.count != request.count)
+    throw std::runtime_error("the peer sent less than it was asked");
+  return reply;
+}
+
+}  // namespace
+
+DescriptorClient::DescriptorClient(const std::string& name, pid_t process)
+    : connection_(open_socket()) {
+  const int connection = connection_.number();
+  set_patience(connection);
   socklen_t length = 0;
   const sockaddr_un address = address_of(name, length);
-  if (connect(connection.number(), reinterpret_cast<const sockaddr*>(&address), length) != 0) {
+  if (connect(connection, reinterpret_cast<const sockaddr*>(&address), length) != 0) {
     fail("reaching the peer that owns the memory");
   }
-  const ucred peer = peer_of(connection.number());
+  const ucred peer = peer_of(connection);
   if (peer.pid != process || peer.uid != geteuid()) {
     throw std::runtime_error("the socket of process " + std::to_string(process) + " is process " +
                              std::to_string(peer.pid) + "'s");
   }
-  for (size_t taken = 0; taken < count;) {
-    const Request request{export_id, taken, std::min(kMostAtOnce, count - taken)};
-    if (send(connection.number(), &request, sizeof request, MSG_NOSIGNAL) != sizeof request) {
-      fail("asking the peer for descriptors");
-    }
+}
+
+std::vector<Chunk> DescriptorClient::chunks(uint64_t export_id, size_t count, Segment& segment) {
+  std::vector<Chunk> chunks;
+  std::vector<Descriptor> none;
+  while (chunks.size() < count) {
+    Request request{export_id, chunks.size(), std::min(kMostAtOnce, count - chunks.size()), {}};
+    const Reply reply = ask(connection_.number(), request, none);
+    segment = reply.segment;
+    chunks.insert(chunks.end(), reply.chunks.begin(), reply.chunks.begin() + reply.count);
+  }
+  return chunks;
+}
+
+void DescriptorClient::fetch(uint64_t export_id, const std::vector<uint64_t>& serials,
+                             const std::function<void(const Descriptor&)>& take) {
+  for (size_t taken = 0; taken < serials.size();) {
+    Request request{export_id, 0, std::min(kMostAtOnce, serials.size() - taken), {}};
+    std::copy_n(serials.begin() + taken, request.count, request.serials.begin());
     std::vector<Descriptor> descriptors;
-    const Reply reply = receive_reply(connection.number(), descriptors);
-    if (reply.count == 0) throw std::runtime_error(reply.why);
-    if (reply.count != request.count) throw std::runtime_error("the peer sent fewer descriptors");
+    ask(connection_.number(), request, descriptors);
     for (const Descriptor& descriptor : descriptors) take(descriptor);
     taken += descriptors.size();
   }

@@ -30,11 +30,30 @@ class Descriptor {
   uint64_t bytes_;
 };
 
+// A physical chunk of memory as its owner has it mapped.
+struct Chunk {
+  uint64_t serial = 0;  // its owner's number for it, never given to another; 0: it is gone
+  uint64_t address = 0;
+  uint64_t bytes = 0;
+};
+
+// The addresses that an export's chunks lie among, in which they adjoin.
+struct Segment {
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+};
+
 class DescriptorServer {
  public:
-  // Gives descriptors [first, first + count) of an export. Throws std::exception with the reason.
-  using Source =
-      std::function<std::vector<Descriptor>(uint64_t export_id, size_t first, size_t count)>;
+  // What is served. Either function throws std::exception with the reason why not.
+  struct Source {
+    // Chunks [first, first + count) of an export, and where the export lies.
+    std::function<std::vector<Chunk>(uint64_t export_id, size_t first, size_t count, Segment&)>
+        chunks;
+    // Descriptors of some of its chunks.
+    std::function<std::vector<Descriptor>(uint64_t export_id, const std::vector<uint64_t>& serials)>
+        descriptors;
+  };
 
   // Listens at `name` at once. Throws std::system_error.
   DescriptorServer(const std::string& name, Source source);
@@ -53,10 +72,20 @@ class DescriptorServer {
   std::thread thread_;
 };
 
-// Hands all `count` descriptors of an export, in order, to `take`, which may keep none: they come
-// from the server `name`, which must belong to `process`. Throws std::runtime_error with the
-// reason, the server's own included.
-void fetch_descriptors(const std::string& name, pid_t process, uint64_t export_id, size_t count,
-                       const std::function<void(const Descriptor&)>& take);
+// A connection to the server `name`, which must belong to `process`. What goes wrong, on either
+// side, is thrown as std::runtime_error with the reason.
+class DescriptorClient {
+ public:
+  DescriptorClient(const std::string& name, pid_t process);
+
+  // All `count` chunks of an export.
+  std::vector<Chunk> chunks(uint64_t export_id, size_t count, Segment& segment);
+  // Hands the descriptors of some of its chunks, in order, to `take`, which may keep none.
+  void fetch(uint64_t export_id, const std::vector<uint64_t>& serials,
+             const std::function<void(const Descriptor&)>& take);
+
+ private:
+  const Descriptor connection_;
+};
 
 }  // namespace pg_sdma

@@ -103,9 +103,15 @@ class DeviceEngine final : public Engine {
 
   Ticket ticket(uint64_t export_id) override {
     const Ticket ticket = exports_.ticket(export_id);
-    if (ticket.descriptors > 0) std::call_once(serving_, [this] { start_server(); });
+    try {
+      if (ticket.descriptors > 0) std::call_once(serving_, [this] { start_server(); });
+    } catch (...) {
+      exports_.give_up(export_id);
+      throw;
+    }
     return ticket;
   }
+  void give_up(uint64_t export_id) override { exports_.give_up(export_id); }
 
   bool live(uint64_t export_id) override {
     const auto current = device_->enter();
@@ -123,6 +129,8 @@ class DeviceEngine final : public Engine {
     const driver::RelaxedCapture relaxed(*device_->library);
     imports_.close(mapping);
   }
+
+  bool closing_waits(const Mapping& mapping) const override { return !imports_.in_chunks(mapping); }
 
   Link link_to(const std::string& identity) const override {
     const std::string uuid = Identity::parse(identity).uuid;
@@ -148,12 +156,17 @@ class DeviceEngine final : public Engine {
 
  private:
   void start_server() {
-    server_ = std::make_unique<DescriptorServer>(
-        identity_.owner.socket, [this](uint64_t export_id, size_t first, size_t count) {
-          const auto current = device_->enter();
-          const driver::RelaxedCapture relaxed(*device_->library);
-          return exports_.descriptors(export_id, first, count);
-        });
+    DescriptorServer::Source source;
+    source.chunks = [this](uint64_t export_id, size_t first, size_t count, Segment& segment) {
+      const auto current = device_->enter();
+      return exports_.chunks(export_id, first, count, segment);
+    };
+    source.descriptors = [this](uint64_t export_id, const std::vector<uint64_t>& serials) {
+      const auto current = device_->enter();
+      const driver::RelaxedCapture relaxed(*device_->library);
+      return exports_.descriptors(export_id, serials);
+    };
+    server_ = std::make_unique<DescriptorServer>(identity_.owner.socket, std::move(source));
   }
 
   std::shared_ptr<const DriverDevice> device_;

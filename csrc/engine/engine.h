@@ -37,11 +37,13 @@ struct Ticket {
 };
 
 // A peer's export as this process reaches it. `space` tells address spaces apart where addresses
-// alone do not (the host engine's process id); the GPU engines map and leave it 0.
+// alone do not (the host engine's process id); the GPU engines map and leave it 0. `number` is the
+// engine's.
 struct Mapping {
   uint64_t space = 0;
   uintptr_t base = 0;
   uint64_t bytes = 0;
+  uint64_t number = 0;
 };
 
 // A launch of a device kernel, on one row of thread blocks.
@@ -182,8 +184,13 @@ class Engine {
 
   // Makes [data, data + bytes) reachable for peers. Throws CannotShare.
   virtual Place publish(const void* data, size_t bytes) = 0;
-  // How peers open an export that publish() has told. Throws CannotShare once it is not live().
+  // Throws CannotShare where peers could not copy from there although it was published. It looks at
+  // one byte: a tensor lies in one mapping.
+  virtual void check_readable(const void*) const {}
+  // How peers open an export that publish() has told. Throws CannotShare once it is not live(). As
+  // long as there are more of these than give_up(), peers can open what is left of it.
   virtual Ticket ticket(uint64_t export_id) = 0;
+  virtual void give_up(uint64_t) {}
   // Whether an export's memory is still allocated. One that is not never comes back: peers should
   // close it, because memory stays with the device until they do.
   virtual bool live(uint64_t) { return true; }
@@ -191,6 +198,8 @@ class Engine {
   // CannotShare.
   virtual Mapping open(const std::string& identity, const Ticket& ticket) = 0;
   virtual void close(const Mapping& mapping) = 0;
+  // Whether close() may not return before every stream of this process has gone on.
+  virtual bool closing_waits(const Mapping&) const { return false; }
 
   // What peers must know of this engine to open its exports (the host engine: its process id).
   virtual std::string identity() const = 0;

@@ -2,12 +2,15 @@
 // attributes, each exported once.
 //
 // An allocation is known by the driver's ids, not by its address: memory that was freed and
-// allocated again at the same address is another export.
+// allocated again at the same address is another export. Exports of an expandable segment may
+// share physical chunks, each of which has one number for all of them.
 #pragma once
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "engine/descriptor_server.h"
@@ -24,15 +27,18 @@ class Exports {
   // Finds or makes the export that [data, data + bytes) lies in. Throws CannotShare.
   Place publish(const void* data, size_t bytes);
 
-  // How peers open an export that publish() has returned and that is still live.
+  // How peers open an export that publish() has returned and that is still live. What is left of it
+  // can be opened until as many give_up().
   Ticket ticket(uint64_t export_id);
+  void give_up(uint64_t export_id);
 
-  // Whether the export's memory is still what was exported; an export found dead is forgotten.
+  // Whether the export's memory is still what was exported: once it is not, it never is again.
   bool live(uint64_t export_id);
 
-  // Descriptors of chunks [first, first + count) of an export, for its peers. Throws CannotShare
-  // when the memory has gone since.
-  std::vector<Descriptor> descriptors(uint64_t export_id, size_t first, size_t count);
+  // For its peers: chunks [first, first + count) of an export, and descriptors of some. Throw
+  // CannotShare when the memory has gone since.
+  std::vector<Chunk> chunks(uint64_t export_id, size_t first, size_t count, Segment& segment);
+  std::vector<Descriptor> descriptors(uint64_t export_id, const std::vector<uint64_t>& serials);
 
  private:
   using Address = driver::Address;
@@ -44,33 +50,41 @@ class Exports {
     bool operator==(const Ids&) const = default;
   };
   // One allocation of the driver: a whole segment, or a physical chunk of an expandable one.
-  struct Chunk {
+  struct Piece {
     Address base = 0;
     size_t bytes = 0;
     Ids ids;
+    uint64_t serial = 0;  // of a chunk
   };
   struct Export {
-    uint64_t id = 0;
-    std::vector<Chunk> chunks;  // adjoining
+    std::vector<Piece> pieces;  // adjoining
+    Segment segment;
     bool by_descriptor = false;
     driver::IpcHandle handle;  // when not by descriptor
+    bool dead = false;
+    int tickets = 0;
 
-    Address base() const { return chunks.front().base; }
-    Address end() const { return chunks.back().base + chunks.back().bytes; }
+    Address base() const { return pieces.front().base; }
+    Address end() const { return pieces.back().base + pieces.back().bytes; }
   };
-  using ByBase = std::multimap<Address, Export>;
 
   Ids ids_at(Address address) const;
   bool unchanged(const Export& found, Address first, Address end) const;
-  Export examine(Address first, Address end) const;
-  ByBase::iterator find(uint64_t export_id);
+  Export examine(Address first, Address end);
+  uint64_t serial_of(const Piece& chunk);
+  Export& find(uint64_t export_id);  // throws CannotShare
+  void bury(uint64_t export_id, Export& dead);
 
   const driver::Library& library_;
   const int device_;
   const int id_attributes_;  // of {buffer id, block id}: older drivers lack the second
   std::mutex mutex_;
   uint64_t last_id_ = 0;
-  ByBase exports_;
+  std::unordered_map<uint64_t, Export> exports_;
+  std::multimap<Address, uint64_t> by_base_;  // those that are not dead
+  size_t longest_ = 0;                        // bytes of an export
+  uint64_t last_serial_ = 0;
+  std::map<Address, Piece> chunks_;  // as last exported
 };
 
 }  // namespace pg_sdma

@@ -3,95 +3,156 @@
 #include <algorithm>
 #include <stdexcept>
 
-#include "engine/descriptor_server.h"
-
 namespace pg_sdma {
 
 Mapping Imports::open(const Owner& owner, const Ticket& ticket) {
   const Key key{owner.socket, ticket.export_id};
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto known = bases_.find(key);
-  if (known != bases_.end()) {
+  const auto known = numbers_.find(key);
+  if (known != numbers_.end()) {
     Import& import = imports_.at(known->second);
     ++import.users;
-    return {0, static_cast<uintptr_t>(known->second), import.bytes};
+    return {0, static_cast<uintptr_t>(import.base), import.bytes, known->second};
   }
-  Import import{key, ticket.bytes, 1, {}};
-  Address base = 0;
+  Import import{key, 0, ticket.bytes, 1, ticket.descriptors > 0, {}, {}};
   try {
-    if (ticket.descriptors > 0) {
-      base = map_chunks(owner, ticket, import.chunks);
+    if (import.by_descriptor) {
+      import.base = map_chunks(owner, ticket, import);
     } else {
       driver::IpcHandle handle;
       std::copy(ticket.handle.begin(), ticket.handle.end(), handle.bytes.begin());
-      library_.must(library_.open_ipc_handle, &base, handle, driver::kLazyPeerAccess);
+      library_.must(library_.open_ipc_handle, &import.base, handle, driver::kLazyPeerAccess);
     }
   } catch (const std::runtime_error& error) {
     throw CannotShare("memory of process " + std::to_string(owner.process) +
                       " cannot be opened on device " + std::to_string(device_) + ": " +
                       error.what());
   }
-  bases_.emplace(key, base);
-  imports_.emplace(base, std::move(import));
-  return {0, static_cast<uintptr_t>(base), ticket.bytes};
+  const Mapping mapping{0, static_cast<uintptr_t>(import.base), import.bytes, ++last_number_};
+  numbers_.emplace(key, last_number_);
+  imports_.emplace(last_number_, std::move(import));
+  return mapping;
 }
 
 void Imports::close(const Mapping& mapping) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto found = imports_.find(mapping.base);
+  const auto found = imports_.find(mapping.number);
   if (found == imports_.end() || --found->second.users > 0) return;
   const Import import = std::move(found->second);
   imports_.erase(found);
-  bases_.erase(import.key);
-  // A driver that refuses has been shut down, and the mapping with it.
-  if (import.chunks.empty()) {
-    library_.close_ipc_handle(mapping.base);
+  numbers_.erase(import.key);
+  if (import.by_descriptor) {
+    const auto window = windows_.find(import.window);
+    for (const Chunk& chunk : import.chunks) --window->second.chunks.at(chunk.address).users;
+    unmap_unused(window, import.chunks);
   } else {
-    unmap_chunks(mapping.base, import.bytes, import.chunks);
+    // A driver that refuses has been shut down, and the mapping with it.
+    library_.close_ipc_handle(import.base);
   }
 }
 
-Imports::Address Imports::map_chunks(const Owner& owner, const Ticket& ticket,
-                                     std::vector<uint64_t>& chunks) {
-  Address base = 0;
-  library_.must(library_.reserve_addresses, &base, ticket.bytes, 0, 0, 0);
-  uint64_t mapped = 0;
+bool Imports::in_chunks(const Mapping& mapping) const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = imports_.find(mapping.number);
+  return found != imports_.end() && found->second.by_descriptor;
+}
+
+Imports::Address Imports::map_chunks(const Owner& owner, const Ticket& ticket, Import& into) {
+  DescriptorClient client(owner.socket, owner.process);
+  Segment segment;
+  std::vector<Chunk> chunks = client.chunks(ticket.export_id, ticket.descriptors, segment);
+  const uint64_t first = chunks.front().address;
+  uint64_t next = first;
+  for (const Chunk& chunk : chunks) {
+    if (chunk.address != next) throw std::runtime_error("chunks that do not adjoin");
+    next += chunk.bytes;
+  }
+  if (next - first != ticket.bytes)
+    throw std::runtime_error("chunks that do not fill their export");
+  if (first < segment.base || next - segment.base > segment.bytes) {
+    throw std::runtime_error("chunks that lie outside of their segment");
+  }
+  // What is gone is left out: an operation that peers still carry uses another part.
+  chunks.erase(std::remove_if(chunks.begin(), chunks.end(),
+                              [](const Chunk& chunk) { return chunk.serial == 0; }),
+               chunks.end());
+  if (chunks.empty()) throw std::runtime_error("memory that was freed while it was shared");
+  const auto window = window_for(owner, ticket.export_id, segment, chunks);
   try {
-    fetch_descriptors(
-        owner.socket, owner.process, ticket.export_id, ticket.descriptors,
-        [&](const Descriptor& descriptor) {
-          if (descriptor.bytes() > ticket.bytes - mapped) {
-            throw std::runtime_error("chunks that are larger than their export");
-          }
-          driver::MemoryHandle handle = 0;
-          void* shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.number()));
-          library_.must(library_.import_allocation, &handle, shareable, driver::kPosixDescriptor);
-          const int result = library_.map(base + mapped, descriptor.bytes(), 0, handle, 0);
-          // The mapping holds the memory from here on.
-          library_.release_allocation(handle);
-          if (result != driver::kSuccess) {
-            throw driver::Failure(result, library_.explain(library_.map.name, result));
-          }
-          chunks.push_back(descriptor.bytes());
-          mapped += descriptor.bytes();
-        });
-    if (mapped != ticket.bytes) throw std::runtime_error("chunks that do not fill their export");
-    const driver::AccessDescription access{{driver::kOnDevice, device_}, driver::kReadWrite};
-    library_.must(library_.set_access, base, ticket.bytes, &access, 1);
+    map_missing(client, window->second, ticket.export_id, chunks);
   } catch (...) {
-    unmap_chunks(base, ticket.bytes, chunks);
+    unmap_unused(window, chunks);
     throw;
   }
-  return base;
+  for (const Chunk& chunk : chunks) ++window->second.chunks.at(chunk.address).users;
+  into.window = window->first;
+  into.chunks = std::move(chunks);
+  return window->second.here(first);
 }
 
-void Imports::unmap_chunks(Address base, uint64_t reserved, const std::vector<uint64_t>& chunks) {
-  Address at = base;
-  for (const uint64_t bytes : chunks) {
-    library_.unmap(at, bytes);
-    at += bytes;
+Imports::Windows::iterator Imports::window_for(const Owner& owner, uint64_t export_id,
+                                               const Segment& segment,
+                                               const std::vector<Chunk>& chunks) {
+  const auto get = [&](uint64_t alone) {
+    const WindowKey key{owner.socket, segment.base, segment.bytes, alone};
+    const auto known = windows_.find(key);
+    if (known != windows_.end()) return known;
+    Address base = 0;
+    library_.must(library_.reserve_addresses, &base, segment.bytes, 0, 0, 0);
+    return windows_.emplace(key, Window{segment, base, {}}).first;
+  };
+  const auto shared = get(0);
+  const auto& mapped = shared->second.chunks;
+  const bool fits = std::all_of(chunks.begin(), chunks.end(), [&](const Chunk& chunk) {
+    const auto after = mapped.lower_bound(chunk.address + chunk.bytes);
+    if (after == mapped.begin()) return true;
+    const auto& [address, there] = *std::prev(after);
+    return address + there.bytes <= chunk.address ||
+           (address == chunk.address && there.serial == chunk.serial);
+  });
+  return fits ? shared : get(export_id);
+}
+
+void Imports::map_missing(DescriptorClient& client, Window& window, uint64_t export_id,
+                          const std::vector<Chunk>& chunks) {
+  std::vector<Chunk> missing;
+  std::vector<uint64_t> serials;
+  for (const Chunk& chunk : chunks) {
+    if (window.chunks.count(chunk.address) > 0) continue;
+    missing.push_back(chunk);
+    serials.push_back(chunk.serial);
   }
-  library_.free_addresses(base, reserved);
+  auto chunk = missing.begin();
+  client.fetch(export_id, serials, [&](const Descriptor& descriptor) {
+    if (descriptor.bytes() != chunk->bytes) throw std::runtime_error("a chunk of another size");
+    driver::MemoryHandle handle = 0;
+    void* shareable = reinterpret_cast<void*>(static_cast<intptr_t>(descriptor.number()));
+    library_.must(library_.import_allocation, &handle, shareable, driver::kPosixDescriptor);
+    const Address at = window.here(chunk->address);
+    const int result = library_.map(at, chunk->bytes, 0, handle, 0);
+    // The mapping holds the memory from here on.
+    library_.release_allocation(handle);
+    if (result != driver::kSuccess) {
+      throw driver::Failure(result, library_.explain(library_.map.name, result));
+    }
+    window.chunks[chunk->address] = {chunk->serial, chunk->bytes, 0};
+    const driver::AccessDescription access{{driver::kOnDevice, device_}, driver::kReadWrite};
+    library_.must(library_.set_access, at, chunk->bytes, &access, 1);
+    ++chunk;
+  });
+}
+
+void Imports::unmap_unused(Windows::iterator window, const std::vector<Chunk>& chunks) {
+  auto& mapped = window->second.chunks;
+  for (const Chunk& chunk : chunks) {
+    const auto found = mapped.find(chunk.address);
+    if (found == mapped.end() || found->second.users > 0) continue;
+    library_.unmap(window->second.here(chunk.address), chunk.bytes);
+    mapped.erase(found);
+  }
+  if (!mapped.empty()) return;
+  library_.free_addresses(window->second.base, window->second.segment.bytes);
+  windows_.erase(window);
 }
 
 }  // namespace pg_sdma

@@ -1,14 +1,17 @@
 // Peers' exports as this process has them mapped. Groups that import the same export share one
-// mapping.
+// mapping, and exports of one segment the physical chunks that they have in common: each is mapped
+// once, where it lies in its owner's segment.
 #pragma once
 
 #include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "engine/descriptor_server.h"
 #include "engine/driver.h"
 #include "engine/engine.h"
 
@@ -24,28 +27,58 @@ class Imports {
  public:
   Imports(const driver::Library& library, int device) : library_(library), device_(device) {}
 
-  // The driver's context must be current. Throws CannotShare.
+  // The driver's context must be current. Of an export by descriptors what is left is opened.
+  // Throws CannotShare.
   Mapping open(const Owner& owner, const Ticket& ticket);
   void close(const Mapping& mapping);
+  // Whether it is mapped chunk by chunk. On driver 580 unmapping those waits for nothing.
+  bool in_chunks(const Mapping& mapping) const;
 
  private:
   using Address = driver::Address;
   using Key = std::pair<std::string, uint64_t>;  // the owner's socket name, export id
-  struct Import {
-    Key key;
+
+  // Reserved addresses for a segment of an owner's, at the same distances from one another. Chunks
+  // that have come where others are still mapped make another one, for the export that has them.
+  using WindowKey =
+      std::tuple<std::string, uint64_t, uint64_t, uint64_t>;  // socket, segment, export
+  struct Mapped {
+    uint64_t serial = 0;
     uint64_t bytes = 0;
     uint64_t users = 0;
-    std::vector<uint64_t> chunks;  // bytes of each; empty when opened by handle
+  };
+  struct Window {
+    Segment segment;
+    Address base = 0;
+    std::map<uint64_t, Mapped> chunks;  // by their addresses in the segment
+    Address here(uint64_t address) const { return base + (address - segment.base); }
+  };
+  using Windows = std::map<WindowKey, Window>;
+
+  struct Import {
+    Key key;
+    Address base = 0;
+    uint64_t bytes = 0;
+    uint64_t users = 0;
+    bool by_descriptor = false;
+    WindowKey window;
+    std::vector<Chunk> chunks;  // of it
   };
 
-  Address map_chunks(const Owner& owner, const Ticket& ticket, std::vector<uint64_t>& chunks);
-  void unmap_chunks(Address base, uint64_t reserved, const std::vector<uint64_t>& chunks);
+  Address map_chunks(const Owner& owner, const Ticket& ticket, Import& into);
+  Windows::iterator window_for(const Owner& owner, uint64_t export_id, const Segment& segment,
+                               const std::vector<Chunk>& chunks);
+  void map_missing(DescriptorClient& client, Window& window, uint64_t export_id,
+                   const std::vector<Chunk>& chunks);
+  void unmap_unused(Windows::iterator window, const std::vector<Chunk>& chunks);
 
   const driver::Library& library_;
   const int device_;
-  std::mutex mutex_;
-  std::map<Key, Address> bases_;
-  std::map<Address, Import> imports_;
+  mutable std::mutex mutex_;
+  uint64_t last_number_ = 0;
+  std::map<Key, uint64_t> numbers_;
+  std::map<uint64_t, Import> imports_;
+  Windows windows_;
 };
 
 }  // namespace pg_sdma

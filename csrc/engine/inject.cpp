@@ -27,6 +27,7 @@ constexpr std::array kPoints = {
     "voted-engine", "voted-mapped", "voted-tested",  // before posting the answer to a step
     "self-test",                                     // corrupt: a byte arrives wrong
     "export",                                        // making a tensor reachable
+    "watch",                                         // holding the peers' processes, in the vote
     "import",                                        // opening a peer's export
     "agree",                                         // before a gather is published
     "carry",                                         // after its verdict, before its copies

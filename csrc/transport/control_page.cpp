@@ -27,6 +27,8 @@ long futex(std::atomic<uint32_t>* word, int operation, uint32_t value, const tim
   return syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), operation, value, limit, nullptr, 0);
 }
 
+}  // namespace
+
 uint64_t random_nonce() {
   uint64_t nonce = 0;
   if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce) {
@@ -35,10 +37,13 @@ uint64_t random_nonce() {
   return nonce;
 }
 
-}  // namespace
-
 size_t ControlPage::bytes(int world, uint64_t ring) {
   return Layout::Offsets(static_cast<size_t>(world), ring).end;
+}
+
+size_t ControlPage::counters_size() const {
+  const size_t end = Layout::Offsets(static_cast<size_t>(world_), ring_).verdicts;
+  return (end + kPage - 1) / kPage * kPage;
 }
 
 ControlPage::ControlPage(int descriptor, size_t size, int world, uint64_t ring)
@@ -58,14 +63,19 @@ ControlPage ControlPage::share() const {
   return other;
 }
 
-ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots, uint64_t late) {
+ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots, uint64_t late,
+                                uint64_t tickets) {
   inject::at("memfd");
   const int descriptor = memfd_create("pg_sdma", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (descriptor < 0) throw std::system_error(errno, std::generic_category(), "memfd_create");
-  // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later.
-  const size_t size =
-      bytes(world, ring) + lines(slot_bytes(slots, world)) + late_bytes(late, world);
-  if (const int error = posix_fallocate(descriptor, 0, static_cast<off_t>(size))) {
+  // Allocate now: a page that the kernel cannot back must fail here, not by SIGBUS later. But not
+  // the tickets, most of which are never posted.
+  const size_t before =
+      pages(bytes(world, ring) + lines(slot_bytes(slots, world)) + late_bytes(late, world));
+  const size_t size = before + ticket_bytes(tickets, world);
+  int error = posix_fallocate(descriptor, 0, static_cast<off_t>(before));
+  if (error == 0 && ftruncate(descriptor, static_cast<off_t>(size)) != 0) error = errno;
+  if (error != 0) {
     ::close(descriptor);
     throw std::system_error(error, std::generic_category(), "allocating the control page");
   }
@@ -80,6 +90,7 @@ ControlPage ControlPage::create(int world, uint64_t ring, const SlotShape& slots
   layout.ring = ring;
   layout.slots = page.slots_ = slots;
   layout.late = page.late_ = late;
+  layout.tickets = page.tickets_ = tickets;
   return page;
 }
 
@@ -101,7 +112,8 @@ ControlPage ControlPage::attach(int pid, int descriptor, uint64_t nonce, int wor
   }
   page.slots_ = layout.slots;
   page.late_ = layout.late;
-  if (page.size_ != least + lines(slot_bytes(page.slots_, world)) + late_bytes(page.late_, world)) {
+  page.tickets_ = layout.tickets;
+  if (page.size_ != page.tickets_at() + ticket_bytes(page.tickets_, world)) {
     throw std::runtime_error(path + " is not the control page: wrong slots");
   }
   page.close_descriptor();
@@ -115,7 +127,8 @@ ControlPage::ControlPage(ControlPage&& other) noexcept
       world_(other.world_),
       ring_(other.ring_),
       slots_(other.slots_),
-      late_(other.late_) {}
+      late_(other.late_),
+      tickets_(other.tickets_) {}
 
 ControlPage::~ControlPage() { close_descriptor(); }
 
@@ -229,34 +242,6 @@ int ControlPage::writer(const Counter& counter) const {
   const auto* lines = reinterpret_cast<const char*>(&layout().of(0));
   return static_cast<int>((reinterpret_cast<const char*>(&counter) - lines) /
                           static_cast<ptrdiff_t>(sizeof(RankLines)));
-}
-
-bool ControlPage::post_ticket(int rank, const Ticket& ticket,
-                              const std::function<bool(uint64_t)>& may_replace) {
-  auto* slot = layout().find_ticket(rank, ticket.export_id, 0);
-  for (uint64_t i = 0; i < kTickets && slot == nullptr; ++i) {
-    auto& other = layout().ticket(rank, ticket.export_id + i);
-    if (may_replace(other.number)) slot = &other;
-  }
-  if (slot == nullptr) return false;
-  slot->number = 0;
-  slot->write(ticket);
-  slot->number = ticket.export_id;
-  return true;
-}
-
-void ControlPage::withdraw_ticket(int rank, uint64_t export_id) {
-  auto* slot = layout().find_ticket(rank, export_id, export_id);
-  // Unless another ticket has come into its slot meanwhile.
-  if (slot != nullptr) slot->number.compare_exchange_strong(export_id, 0);
-}
-
-bool ControlPage::find_ticket(int rank, uint64_t export_id, Ticket& into) const {
-  const auto* slot = layout().find_ticket(rank, export_id, export_id);
-  if (slot == nullptr) return false;
-  slot->read(into);
-  std::atomic_thread_fence(std::memory_order_acquire);
-  return slot->number == export_id;
 }
 
 bool ControlPage::set_fault(int reporter, const std::string& text) {

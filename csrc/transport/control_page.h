@@ -1,6 +1,7 @@
 // The control page: host shared memory of one group. Records, counters and verdicts live here;
 // every rank maps it, the CPU reads all of it, and GPU engines wait and write on its counters.
-// Behind it may lie slots, which carry bytes of CPU tensors, and the records of late operations.
+// Behind it may lie slots, which carry bytes of CPU tensors, the records of late operations, and
+// the tickets of exports.
 #pragma once
 
 #include <array>
@@ -44,16 +45,23 @@ struct SlotShape {
 
 using Clock = std::chrono::steady_clock;
 
+template <class T, size_t kAlignment>
+struct Slot;
+using TicketSlot = Slot<Ticket, sizeof(Counter)>;
+
+// A number that no other process has drawn.
+uint64_t random_nonce();
+
 class ControlPage {
  public:
-  static constexpr int kTickets = 128;  // exports of one rank that its peers can look up at a time
-
   static size_t bytes(int world, uint64_t ring);  // without what may lie behind it
 
   // Creates the page as an anonymous file; `descriptor()` is open until close_descriptor(). `late`:
-  // operations whose ranks may come one after the other (transport/arrival.h) at a time.
+  // operations whose ranks may come one after the other (transport/arrival.h) at a time; each takes
+  // 1216 bytes a rank. `tickets`: exports of one rank that its peers can look up at a time; they
+  // take memory once they are posted.
   static ControlPage create(int world, uint64_t ring, const SlotShape& slots = {},
-                            uint64_t late = 0);
+                            uint64_t late = 0, uint64_t tickets = 0);
   // Maps the page that process `pid` holds open as `descriptor`. Throws std::runtime_error with the
   // reason when it cannot, or when it is not the page whose nonce is `nonce`.
   static ControlPage attach(int pid, int descriptor, uint64_t nonce, int world, uint64_t ring);
@@ -69,7 +77,9 @@ class ControlPage {
   uint64_t nonce() const;
   void close_descriptor();
   void* data() const { return base_.get(); }
-  size_t size() const { return size_; }
+  // Without the tickets, which no engine has to reach.
+  size_t size() const { return tickets_at(); }
+  size_t counters_size() const;  // from data() on: all counters of the data path lie there
 
   // -- the single accesses that Agreement takes
   uint64_t verdict(uint64_t slot) const;
@@ -124,12 +134,14 @@ class ControlPage {
   int writer(const Counter& counter) const;
 
   // -- tickets of one rank's exports, found by export id
-  // Of an export that has none. It replaces another only where all kTickets are posted, one of
-  // those that `may_replace` is true of, given the export's id: false where there is none.
+  // Of an export that has none. It replaces another only where all places are taken: the first that
+  // `replace` is true of, given the export's id. False where there is none, or no memory.
   bool post_ticket(
       int rank, const Ticket& ticket,
-      const std::function<bool(uint64_t)>& may_replace = [](uint64_t) { return true; });
+      const std::function<bool(uint64_t)>& replace = [](uint64_t) { return true; });
   void withdraw_ticket(int rank, uint64_t export_id);
+  // How many tickets a rank has withdrawn or replaced: what has not changed needs no other look.
+  uint64_t tickets_withdrawn(int rank) const;
   // False when the owner has withdrawn or replaced the ticket.
   bool find_ticket(int rank, uint64_t export_id, Ticket& into) const;
 
@@ -151,6 +163,9 @@ class ControlPage {
   ControlPage(int descriptor, size_t size, int world, uint64_t ring);
   ControlPage(const ControlPage&) = default;
   size_t late_at() const;  // the offset of what late operations need
+  size_t tickets_at() const;
+  TicketSlot& ticket(int rank, uint64_t nth) const;
+  TicketSlot* find_ticket_slot(int rank, uint64_t export_id) const;
   Layout& layout() const { return *static_cast<Layout*>(base_.get()); }
 
   std::shared_ptr<void> base_;
@@ -161,6 +176,7 @@ class ControlPage {
   // As the page says: what a peer writes there later changes nothing here.
   SlotShape slots_;
   uint64_t late_ = 0;
+  uint64_t tickets_ = 0;
 };
 
 }  // namespace pg_sdma

@@ -12,19 +12,20 @@
 
 namespace pg_sdma {
 
-constexpr uint64_t kMagic = 0x70675f73646d6133;  // "pg_sdma3"
+constexpr uint64_t kMagic = 0x70675f73646d6134;  // "pg_sdma4"
 constexpr size_t kLine = 64;
 constexpr size_t kPage = 4096;
 
-// `bytes`, up to the end of a cache line.
+// `bytes`, up to the end of a cache line, or of a page.
 constexpr size_t lines(size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+constexpr size_t pages(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 // Payloads are copied word by word with relaxed atomics: a reader may race with a rank that laps
 // the slot, finds out by the number, and throws the torn copy away.
 constexpr size_t words(size_t bytes) { return (bytes + 7) / 8; }
 
-template <class T>
-struct alignas(kLine) Slot {
+template <class T, size_t kAlignment = kLine>
+struct alignas(kAlignment) Slot {
   Counter number{0};
   std::array<Counter, words(sizeof(T))> payload{};
 
@@ -55,6 +56,8 @@ struct RankLines {
   std::atomic<uint32_t> departed{0};
   std::atomic<int32_t> core{0};  // 1 + its number; 0: not known
   Counter caught_up{0};
+  Counter ticket_reach{0};       // how far from its home a ticket may lie
+  Counter tickets_withdrawn{0};  // so far
   alignas(kLine) Counter ready{0};
   alignas(kLine) Counter done{0};
   alignas(kLine) Counter filled{0};
@@ -95,6 +98,10 @@ inline size_t late_bytes(uint64_t late, int world) {
   return late_records_at(late) + static_cast<size_t>(world) * late * sizeof(Slot<CallRecord>);
 }
 
+inline size_t ticket_bytes(uint64_t tickets, int world) {
+  return static_cast<size_t>(world) * tickets * sizeof(TicketSlot);
+}
+
 struct ControlPage::Layout {
   uint64_t magic;
   uint64_t nonce;
@@ -102,21 +109,20 @@ struct ControlPage::Layout {
   uint64_t ring;
   SlotShape slots;
   uint64_t late;
+  uint64_t tickets;     // of each rank
   Counter fault_claim;  // 1 + reporter of the fault whose text is being written
   Slot<FaultText> fault;
   // Followed by: RankLines[world], Counter verdict[ring], Slot<CallRecord>[world][ring],
-  // Slot<Ticket>[world][kTickets], each from a new cache line, slots.count slots a rank, and what
-  // late operations need (late_bytes).
+  // each from a new cache line, slots.count slots a rank, what late operations need (late_bytes),
+  // and, from a new page, TicketSlot[world][tickets].
 
   struct Offsets {
-    size_t lines, verdicts, records, tickets, end;
+    size_t lines, verdicts, records, end;
     Offsets(size_t world, size_t ring) {
       lines = pg_sdma::lines(sizeof(Layout));
       verdicts = pg_sdma::lines(lines + world * sizeof(RankLines));
       records = pg_sdma::lines(verdicts + ring * sizeof(Counter));
-      tickets = pg_sdma::lines(records + world * ring * sizeof(Slot<CallRecord>));
-      end = tickets + world * kTickets * sizeof(Slot<Ticket>);
-      end = (end + kPage - 1) / kPage * kPage;
+      end = pages(records + world * ring * sizeof(Slot<CallRecord>));
     }
   };
 
@@ -128,17 +134,6 @@ struct ControlPage::Layout {
   Counter& verdict(uint64_t slot) { return at<Counter>(Offsets(world, ring).verdicts)[slot]; }
   Slot<CallRecord>& record(int rank, uint64_t slot) {
     return at<Slot<CallRecord>>(Offsets(world, ring).records)[rank * ring + slot];
-  }
-  Slot<Ticket>& ticket(int rank, uint64_t nth) {
-    return at<Slot<Ticket>>(Offsets(world, ring).tickets)[rank * kTickets + nth % kTickets];
-  }
-  // The first slot from the export's home on that has this number, or null.
-  Slot<Ticket>* find_ticket(int rank, uint64_t export_id, uint64_t number) {
-    for (uint64_t i = 0; i < kTickets; ++i) {
-      Slot<Ticket>& slot = ticket(rank, export_id + i);
-      if (slot.number == number) return &slot;
-    }
-    return nullptr;
   }
 };
 

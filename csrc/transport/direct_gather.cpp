@@ -11,6 +11,7 @@ namespace pg_sdma {
 void DirectTransport::carry(const Call& call) {
   inject::at("carry");
   carrying_ = true;
+  sharing_.begin(number_);
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
     if (earlier_) {
@@ -50,6 +51,10 @@ bool DirectTransport::may_choose(const Call& call) const {
 bool DirectTransport::asks_for_pull(const Call& call) {
   if (may_choose(call)) return preference_.prefers_pull(call.shard_bytes());
   return slots_.any() && call.overlapped && !slots_.hold(call.shard_bytes());
+}
+
+bool DirectTransport::always_through_slots(const Call& call) const {
+  return !call.reduces() && slots_.any() && slots_.hold(call.shard_bytes());
 }
 
 bool DirectTransport::through_slots(const Call& call) const {

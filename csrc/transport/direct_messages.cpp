@@ -28,14 +28,19 @@ std::string DirectTransport::explain_error() const {
   std::ostringstream text;
   text << "rank " << options_.rank << ": operation " << number_ << " of group " << options_.group
        << ": the ranks' calls do not fit together. ";
+  int bad = 0;
   for (int rank = 0; rank < options_.world; ++rank) {
     if (page_.record_number(rank, slot) != number_) continue;
     CallRecord record;
     page_.copy_record(rank, slot, record);
+    if (record.summary.state == CallState::kInvalid) ++bad;
     text << told(rank, record) << ". ";
   }
-  text << "No rank has started; make the same call with the same sizes, dtype and reduction on "
-          "every rank.";
+  text << "No rank has started; ";
+  // Where no rank's arguments are good, the calls may well be the same.
+  text << (bad == options_.world ? "correct the arguments on every rank."
+                                 : "make the same call with the same sizes, dtype and reduction on "
+                                   "every rank.");
   return text.str();
 }
 

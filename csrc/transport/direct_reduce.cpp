@@ -48,6 +48,7 @@ void DirectTransport::reduce(const Call& call, Reducer& reducer) {
 void DirectTransport::reduce(const Call& call, StreamReducer& reducer) {
   inject::at("carry");
   carrying_ = true;
+  sharing_.begin(number_);
   const std::unique_ptr<Waiter> waiting = waiter(call);
   guarded([&] {
     write_program(call, reducer);

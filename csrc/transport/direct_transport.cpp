@@ -9,7 +9,6 @@
 
 #include "engine/inject.h"
 #include "transport/cores.h"
-#include "transport/patience.h"
 
 namespace pg_sdma {
 namespace {
@@ -94,7 +93,9 @@ DirectTransport::DirectTransport(Options options, std::shared_ptr<Engine> engine
       slots_(page_, options_.rank, options_.world,
              std::min(Slots::kMostLead, page_.slots().count / 2)),
       sharing_(options_.rank, engine_, page_, std::move(identities)),
-      queue_(engine_->queue(page_.data(), page_.size())),
+      // A device takes what it is given into its page tables, and needs the counters alone.
+      queue_(engine_->queue(page_.data(),
+                            engine_->stream_ordered() ? page_.counters_size() : page_.size())),
       records_(options_.world) {
   if (engine_->stream_ordered()) {
     watchdog_ = std::make_unique<Watchdog>(page_, *peers_, options_.group, options_.rank,
@@ -129,15 +130,18 @@ Decision DirectTransport::agree(const Call& call) {
   using Progress = Agreement<PageView>::Progress;
   started_ = Clock::now();
   const Deadline timeout = started_ + call.timeout;
-  Patience patience(*queue_, started_, most_patience());
-  const bool may_defer = defers(call);
+  const uint64_t shard = call.total_bytes() / static_cast<uint64_t>(options_.world);
+  wait_policy_.begin(started_, (options_.world - 1) * shard, operations_behind());
+  std::shared_ptr<Queue::Marker> before;  // what the device has to do first
+  const auto busy = [&] {
+    if (!before) before = queue_->mark_caller();
+    return !before->passed();
+  };
   // When this rank stops waiting, or looks whether to.
   const auto until = [&](Deadline now) {
-    if (options_.patience.count() == 0 || !agreement.may_give_up()) return timeout;
-    const bool impatient = options_.only_while_free && agreement.waits_for_record();
-    if (!impatient) return std::min(timeout, patience.end());
-    // Nothing is lost to a deferred call: all ranks pushing at once is but a little faster.
-    return std::min(timeout, may_defer ? patience.moment() : patience.until(now));
+    if (!wait_policy_.ends() || !agreement.may_give_up()) return timeout;
+    return std::min(
+        timeout, agreement.waits_for_record() ? wait_policy_.until(now, busy) : wait_policy_.end());
   };
   std::string why_not;
   std::string error;
@@ -155,6 +159,7 @@ Decision DirectTransport::agree(const Call& call) {
       } else if (deadline == timeout) {
         fail(who_is_missing(call, agreement.waiting_for(), "has not made this call"));
       } else {
+        wait_policy_.waited_in_vain();
         agreement.give_up(has_room_to_defer(call));
       }
     }
@@ -165,7 +170,7 @@ Decision DirectTransport::agree(const Call& call) {
   }
 
   const Verdict& verdict = agreement.verdict();
-  last_was_late_ = verdict.outcome == Outcome::kLate;
+  if (verdict.outcome == Outcome::kDirect) wait_policy_.met();
   // Whatever the call: ranks that have deferred theirs count on this one.
   const bool maybe = verdict.outcome == Outcome::kDeferred || agreement.lapped();
   if (page_.late() > 0 && maybe && arrive(call, agreement.lapped())) return {true, "", ""};
@@ -237,9 +242,14 @@ CallRecord DirectTransport::describe(const Call& call) {
   record.summary.signature = fingerprint.value();
   try {
     if (!call.unable.empty()) throw CannotShare(call.unable);
+    if (regions.size() > record.places.size()) {
+      throw CannotShare("more tensors of a rank than one operation carries");
+    }
     const bool read_by_peers = !courier_ || call.reduces();
+    const bool read_directly = read_by_peers && !always_through_slots(call);
     for (size_t t = 0; read_by_peers && t < regions.size(); ++t) {
       if (regions[t].bytes == 0) continue;
+      if (read_directly) engine_->check_readable(regions[t].data);
       record.places[t] = sharing_.publish(regions[t].data, regions[t].bytes, number_ + 1);
     }
   } catch (const CannotShare& error) {
@@ -253,7 +263,7 @@ bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   try {
     const std::vector<Region> regions = reached(call);
     for (int peer = 0; peer < options_.world; ++peer) {
-      if (peer != options_.rank) open_exports_of(peer, regions);
+      if (peer != options_.rank) open_exports_of(peer, regions, Sharing::kBriefly);
     }
     return true;
   } catch (const CannotShare& error) {
@@ -262,26 +272,26 @@ bool DirectTransport::open_exports(const Call& call, std::string& why_not) {
   }
 }
 
-void DirectTransport::open_exports_of(int peer, const std::vector<Region>& regions) {
+void DirectTransport::open_exports_of(int peer, const std::vector<Region>& regions,
+                                      std::chrono::milliseconds retry) {
   for (size_t t = 0; t < regions.size(); ++t) {
     const Place& place = records_[peer].places[t];
     const size_t bytes = regions[t].bytes;  // the same on every rank: the records agree
     if (bytes == 0) continue;
-    const Mapping found = sharing_.open(peer, place.export_id, number_);
+    const Mapping found = sharing_.open(peer, place.export_id, number_, retry);
     if (bytes > found.bytes || place.offset > found.bytes - bytes) {
       throw CannotShare("a tensor outside of its export");
     }
   }
 }
 
-// While a peer lags behind after a late verdict, waiting the full patience at every operation would
-// only make this rank late as well.
-std::chrono::microseconds DirectTransport::most_patience() const {
-  if (!last_was_late_ || options_.only_while_free) return options_.patience;
+uint64_t DirectTransport::operations_behind() const {
+  uint64_t behind = 0;
   for (int rank = 0; rank < options_.world; ++rank) {
-    if (page_.consumed(rank) + 1 < number_) return std::min(Patience::kMoment, options_.patience);
+    const uint64_t consumed = page_.consumed(rank);
+    if (consumed + 1 < number_) behind = std::max(behind, number_ - 1 - consumed);
   }
-  return options_.patience;
+  return behind;
 }
 
 void DirectTransport::check() {

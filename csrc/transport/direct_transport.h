@@ -20,6 +20,7 @@
 #include "transport/sharing.h"
 #include "transport/slots.h"
 #include "transport/transport.h"
+#include "transport/wait_policy.h"
 #include "transport/watchdog.h"
 #include "transport/waves.h"
 
@@ -32,11 +33,6 @@ class DirectTransport final : public Transport {
     int rank = 0;
     int world = 1;
     uint64_t ring = 16;
-    // How long a host waits for its peers before they count as late. Zero: as long as the call's
-    // timeout, after which the group is broken (a host engine, where the inner blocks too).
-    std::chrono::microseconds patience{0};
-    // Not so long where that costs the device time: see Patience.
-    bool only_while_free = false;
     std::chrono::microseconds spin{0};  // before a wait sleeps
     bool keep_slots = false;            // for tests: whatever is faster
     // Told why the group is broken, from the thread that finds out, maybe several times, and before
@@ -72,9 +68,9 @@ class DirectTransport final : public Transport {
   uint64_t number() const { return number_; }  // the last that was taken
   // Whether the last operation is direct although ranks were late for it.
   bool deferred() const { return earlier_.has_value(); }
-  // Returns once ranks that were late for what is enqueued here have carried it, for which they
-  // need this rank's memory; or after 3 s, or when one of them is gone or the group broken.
-  void await_late_ranks();
+  // Before this rank leaves: returns once all that is enqueued here is done, on every rank, or the
+  // group is broken. The watchdog bounds it, by the operations' own deadlines.
+  void drain();
   // The inner carries a collective of this group.
   void note_elsewhere(const char* operation) { page_.note_elsewhere(options_.rank, operation); }
   // Throws GroupFault when a peer that the last operation needs is gone, or the group is broken.
@@ -89,10 +85,13 @@ class DirectTransport final : public Transport {
   // The last operation never ends here, or never began: peers do not wait for it, and what it may
   // still be copying, if it `copies`, stays open.
   void abandon(bool copies);
-  void set_patience(std::chrono::microseconds patience, bool only_while_free) {
-    options_.patience = patience;
-    options_.only_while_free = only_while_free;
-  }
+  // How long hosts wait for peers that are late; until it is set, to the call's timeout.
+  void set_wait_policy(const WaitPolicy& policy) { wait_policy_ = policy; }
+  const WaitPolicy& wait_policy() const { return wait_policy_; }
+  // What copies to the next rank take, alone and with one from there beside: after an all-gather of
+  // `call` that has ended on all ranks, whose memory is still there, and while nobody else copies.
+  void measure_copies(const Call& call);
+  const CopySpeed& copy_speed() const { return copy_speed_; }
 
  private:
   class PageView;
@@ -104,6 +103,7 @@ class DirectTransport final : public Transport {
   bool may_choose(const Call& call) const;
   // Whether this rank wants it to be a pull. Once for each call.
   bool asks_for_pull(const Call& call);
+  bool always_through_slots(const Call& call) const;  // whatever the peers ask for
   // Whether an all-gather goes through the slots: all ranks find the same.
   bool through_slots(const Call& call) const;
   // Whether an all-gather writes into the peers' outputs: all ranks find the same.
@@ -142,9 +142,10 @@ class DirectTransport final : public Transport {
 
   CallRecord describe(const Call& call);
   bool open_exports(const Call& call, std::string& why_not);
-  // Throws CannotShare.
-  void open_exports_of(int peer, const std::vector<Region>& regions);
-  std::chrono::microseconds most_patience() const;
+  // Throws CannotShare, once it has failed for as long as `retry`.
+  void open_exports_of(int peer, const std::vector<Region>& regions,
+                       std::chrono::milliseconds retry);
+  uint64_t operations_behind() const;  // of the slowest peer, when this rank makes a call
   // Sleeps until `rank` rings after `heard`, or until `deadline`; throws when the group is broken.
   void await(int rank, uint32_t heard, Deadline deadline);
   void leave_core_to(int rank);
@@ -166,6 +167,8 @@ class DirectTransport final : public Transport {
   std::unique_ptr<Peers> peers_;
   Slots slots_;
   Preference preference_;
+  WaitPolicy wait_policy_;
+  CopySpeed copy_speed_;
   Sharing sharing_;
   std::unique_ptr<Courier> courier_;  // before the queue, behind which its last gather is
   std::unique_ptr<Queue> queue_;      // after sharing_: copies end before what they reach is closed
@@ -176,9 +179,6 @@ class DirectTransport final : public Transport {
   Deadline started_{};                // of operation number_
   bool watched_ = true;
   bool carrying_ = false;  // operation number_ is direct, and under way
-  bool last_was_late_ = false;
-  uint64_t last_deferred_ = 0;  // the last that was carried in order of arrival, and until when
-  Deadline deferred_until_{};
   // Of operation number_, where it is carried in order of arrival: the ranks before this one.
   std::optional<std::vector<int>> earlier_;
   CallRecord own_;

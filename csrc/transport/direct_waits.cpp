@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <thread>
 #include <vector>
 
 #include "transport/cores.h"
@@ -21,6 +22,9 @@ constexpr int kLooksBeforeYield = 400;
 
 // How often a sleeping rank looks whether the one it waits for still lives.
 constexpr std::chrono::milliseconds kLook{50};
+
+// How often a rank that leaves looks at its device, which rings no bell.
+constexpr std::chrono::milliseconds kLookForEnd{1};
 
 // Tells the processor that this is a spin loop.
 inline void relax() {
@@ -112,13 +116,38 @@ void DirectTransport::leave_core_to(int rank) {
   page_.tell_core(options_.rank, this_core());
 }
 
+// The peers need this rank's memory, and its copies, until all is done.
+void DirectTransport::drain() {
+  if (!watchdog_ || watchdog_->idle()) return;
+  std::string why;
+  try {
+    const std::shared_ptr<Queue::Marker> last = queue_->mark();
+    while (!watchdog_->idle() && !page_.faulted() && !last->passed()) {
+      std::this_thread::sleep_for(kLookForEnd);
+    }
+    return;
+  } catch (const std::exception& error) {
+    why = error.what();
+  }
+  // No wait of this device's is left that the watchdog would have to guard.
+  watchdog_.reset();
+  page_.set_fault(options_.rank, "rank " + std::to_string(options_.rank) + " left group " +
+                                     options_.group +
+                                     " with operations pending, because its device has failed "
+                                     "(look at its output for the cause): " +
+                                     why);
+  if (options_.on_fault) options_.on_fault(page_.fault());
+}
+
 // All of them, not only the one that is waited for: that one may be late for another reason.
 void DirectTransport::check_peers() {
   for (int rank = 0; rank < options_.world; ++rank) {
     const bool departed = page_.departed(rank);
     if (rank == options_.rank || (!departed && !peers_->gone(rank))) continue;
     // Read after its departure: what it did before that counts.
-    const bool needed = page_.consumed(rank) < number_ || (carrying_ && page_.done(rank) < number_);
+    const bool copies = engine_->stream_ordered() && !peers_->gone(rank);  // also once departed
+    const bool needed =
+        page_.consumed(rank) < number_ || (carrying_ && !copies && page_.done(rank) < number_);
     if (!needed) continue;
     fail(this_operation() + " waits for rank " + std::to_string(rank) +
          (departed ? ", which has destroyed the group or is exiting (look at its output). "

@@ -5,21 +5,12 @@
 // its shard to each rank before it, as always, and pulls that rank's shard, which lies in its place
 // in that rank's output: so what a rank exports is still the output alone.
 #include <algorithm>
-#include <thread>
 #include <utility>
 
 #include "transport/arrival.h"
 #include "transport/direct_transport.h"
 
 namespace pg_sdma {
-namespace {
-
-constexpr std::chrono::milliseconds kLookForDone{1};
-
-// With the queue's own patience, what leaving a group takes at most.
-constexpr std::chrono::seconds kLongestFlush{3};
-
-}  // namespace
 
 // The page as Arrival sees it: rings who may sleep.
 class DirectTransport::ArrivalView {
@@ -82,25 +73,12 @@ bool DirectTransport::arrive(const Call& call, bool lapped) {
   if (!carrying_) return false;
   if (arrival.turn() == Turn::kBroken) fail(explain_late_error(arrival.culprit()));
   sharing_.keep_tickets(number_);
-  last_deferred_ = number_;
-  deferred_until_ = timeout;
   earlier_.emplace();
   for (int i = 1; i < options_.world; ++i) {
     const int peer = (options_.rank + i) % options_.world;
     if (arrival.has_earlier(peer)) earlier_->push_back(peer);
   }
   return true;
-}
-
-void DirectTransport::await_late_ranks() {
-  const Deadline until = std::min(deferred_until_, Clock::now() + kLongestFlush);
-  for (int rank = 0; rank < options_.world; ++rank) {
-    while (page_.done(rank) < last_deferred_) {
-      if (page_.faulted() || page_.departed(rank) || peers_->gone(rank)) return;
-      if (Clock::now() >= until) return;
-      std::this_thread::sleep_for(kLookForDone);  // a device rings no bell
-    }
-  }
 }
 
 // The own shard first, because peers read it where it comes to lie.
@@ -118,7 +96,7 @@ void DirectTransport::write_late_program(const Call& call) {
   };
   for (const int peer : *earlier_) {
     try {
-      open_exports_of(peer, regions);
+      open_exports_of(peer, regions, Sharing::kStubbornly);
     } catch (const CannotShare& error) {
       check_peers();  // it may have ended since
       throw CannotShare("the output of rank " + std::to_string(peer) +

@@ -2,15 +2,17 @@
 // reused.
 #pragma once
 
+#include <memory>
 #include <vector>
 
 namespace pg_sdma {
 
 class Peers {
  public:
-  // `pids`: the process of each rank, in this process's pid namespace.
+  // `pids`: the process of each rank, in this process's pid namespace. All groups of this process
+  // share one descriptor a process. Throws std::runtime_error where there is none to be had: then
+  // the end of that rank would go unnoticed.
   explicit Peers(const std::vector<int>& pids);
-  ~Peers();
   Peers(const Peers&) = delete;
   Peers& operator=(const Peers&) = delete;
 
@@ -20,8 +22,11 @@ class Peers {
   int pid(int rank) const { return pids_[rank]; }
 
  private:
+  class Process;
+  static std::shared_ptr<const Process> process(int pid);
+
   std::vector<int> pids_;
-  std::vector<int> descriptors_;  // pidfds; -1 where the kernel has none: that rank counts as alive
+  std::vector<std::shared_ptr<const Process>> processes_;  // of the ranks
 };
 
 }  // namespace pg_sdma

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -16,15 +17,7 @@
 namespace pg_sdma {
 namespace {
 
-constexpr const char* kProtocol = "5";
-
-// A GPU's host runs ahead of its device: it must not be held up by a peer that is late, when the
-// inner would enqueue and go on.
-constexpr std::chrono::milliseconds kStreamPatience{5};
-
-// How often a waiting rank looks whether those it waits for still live.
-constexpr std::chrono::milliseconds kFirstLook{50};
-constexpr std::chrono::milliseconds kLook{500};
+constexpr const char* kProtocol = "6";
 
 constexpr const char* kFailedTest = " failed its self-test: ";
 
@@ -59,95 +52,70 @@ SlotShape slots_for(const Rendezvous::Options& options, const Engine& engine) {
   return Slots::shape(options.world, ControlPage::bytes(options.world, options.ring));
 }
 
-// Operations at a time for which ranks may come one after the other. Not where streams share
-// hardware queues: a wait for a late rank would hold up what that rank needs of another group.
+// Operations at a time for which ranks may come one after the other: some steps of a model with
+// many layers, because a host may run as far ahead of another.
+constexpr uint64_t kMostLate = 128;
+
+// How many of them; none where streams share hardware queues: a wait for a late rank would hold up
+// what that rank needs of another group.
 uint64_t late_for(const Rendezvous::Options& options, const Engine& engine) {
   const bool can = options.defer && engine.pushes() && !engine.shares_hardware_queues();
-  return can && options.world <= Arrived::kMostRanks ? options.ring : 0;
+  return can && options.world <= Arrived::kMostRanks ? kMostLate : 0;
+}
+
+// Rank 0's measurement, as all ranks hear it.
+std::string tell(const CopySpeed& speed) {
+  return std::to_string(speed.bytes_per_second) + (speed.both_ways_at_once ? " both" : " one");
+}
+
+CopySpeed hear_speed(const std::string& text) {
+  CopySpeed speed;
+  std::string ways;
+  std::istringstream(text) >> speed.bytes_per_second >> ways;
+  speed.both_ways_at_once = ways == "both";
+  return speed;
 }
 
 }  // namespace
 
 Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
-    : options_(std::move(options)), board_(std::move(board)) {}
-
-std::string Rendezvous::key(const std::string& step, int rank) const {
-  return options_.lane + "/" + attempt_ + step + "/" + std::to_string(rank);
-}
-
-void Rendezvous::post(const std::string& step, const std::string& value) {
-  inject::at(step == "join" ? "join" : ("voted-" + step).c_str());
-  board_->post(key(step, options_.rank), value);
-}
-
-std::vector<std::string> Rendezvous::collect(const std::string& step, Clock::time_point deadline) {
-  std::vector<std::string> keys;
-  for (int rank = 0; rank < options_.world; ++rank) keys.push_back(key(step, rank));
-  for (std::chrono::milliseconds look = kFirstLook;; look = std::min(2 * look, kLook)) {
-    // Before the board is asked: what a rank posted before it ended counts.
-    std::vector<bool> ended(keys.size(), false);
-    for (size_t rank = 0; peers_ && rank < keys.size(); ++rank) {
-      ended[rank] = peers_->gone(static_cast<int>(rank));
-    }
-    const bool last = Clock::now() + look >= deadline;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
-    const auto patience = last ? std::max(left, std::chrono::milliseconds(0)) : look;
-    std::vector<std::string> values;
-    std::string missing;
-    for (std::optional<std::string>& value : board_->collect(keys, patience)) {
-      const size_t rank = values.size();
-      const std::string who = "rank " + std::to_string(rank);
-      if (!value && ended[rank]) {
-        fail("waits for " + who + ", whose process has ended (look at its output for the cause)",
-             step);
-      }
-      if (!value) missing += (missing.empty() ? "" : ", ") + who;
-      values.push_back(std::move(value).value_or(""));
-    }
-    if (missing.empty()) return values;
-    if (last) {
-      fail("waited " + std::to_string(timeout_.count()) + " ms in vain for " + missing +
-               " to make it. Look for that rank's error",
-           step);
-    }
-  }
-}
-
-void Rendezvous::fail(const std::string& what, const std::string& step) const {
-  throw std::runtime_error("rank " + std::to_string(options_.rank) +
-                           ": the first direct operation of group " + options_.group + " " + what +
-                           " (step " + step + " of the vote).");
-}
+    : options_(std::move(options)),
+      roll_call_({options_.group, options_.lane, options_.rank, options_.world, host_identity()},
+                 std::move(board)) {}
 
 void Rendezvous::join() {
-  post("join", write_fields({{"protocol", kProtocol},
-                             {"enabled", options_.enabled ? "1" : "0"},
-                             {"settings", one_line(options_.settings)},
-                             {"host", host_identity()},
-                             {"offer", options_.offer ? "1" : "0"},
-                             {"no_sums", one_line(options_.no_sums)},
-                             {"pid", std::to_string(getpid())}}));
+  inject::at("join");
+  roll_call_.announce();
 }
 
-std::optional<std::string> Rendezvous::ask(const std::string& step, const std::string& answer,
-                                           Clock::time_point deadline) {
-  post(step, answer);
-  return first_no(collect(step, deadline));
+std::vector<std::string> Rendezvous::ask(const std::string& step, const std::string& answer) {
+  inject::at(("voted-" + step).c_str());
+  return roll_call_.ask(attempt_ + step, answer);
 }
 
 Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest& self_test,
                                     std::chrono::milliseconds timeout) {
-  timeout_ = timeout;
-  const auto deadline = Clock::now() + timeout;
-  const auto records = collect("join", deadline);
-  if (const auto no = objection(records)) return {nullptr, *no, off_everywhere(records), "", ""};
+  roll_call_.begin(timeout);
+  Result result = decide(engine, self_test, Clock::now() + timeout);
+  roll_call_.end();
+  return result;
+}
+
+Rendezvous::Result Rendezvous::decide(const EngineFactory& engine, const SelfTest& self_test,
+                                      Clock::time_point deadline) {
+  const auto records =
+      roll_call_.ask("join", write_fields({{"protocol", kProtocol},
+                                           {"enabled", options_.enabled ? "1" : "0"},
+                                           {"settings", one_line(options_.settings)},
+                                           {"host", host_identity()},
+                                           {"offer", options_.offer ? "1" : "0"},
+                                           {"no_sums", one_line(options_.no_sums)},
+                                           {"pid", std::to_string(getpid())}}));
+  if (const auto no = objection(records)) {
+    return {nullptr, *no, off_everywhere(records), "", "", no->rfind(kSettingsDiffer, 0) == 0};
+  }
   std::vector<int> pids;
   for (const std::string& text : records) pids.push_back(std::stoi(read_fields(text).at("pid")));
-  peers_ = std::make_unique<Peers>(pids);
-  struct AtEnd {
-    std::unique_ptr<Peers>& peers;
-    ~AtEnd() { peers.reset(); }
-  } at_end{peers_};
 
   Result peer_copies;
   if (options_.peer_copies) {
@@ -207,6 +175,8 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   std::optional<ControlPage> page;
   Fields answer;
   try {
+    inject::at("watch");
+    roll_call_.watch(pids);
     inject::at("engine");
     engine = factory();
     // What has to be opened has an access check of its own.
@@ -217,18 +187,17 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
       answer["word"] = one_line(offer->prepare());
     }
     if (options_.rank == 0) {
-      page.emplace(ControlPage::create(options_.world, options_.ring,
-                                       offer ? SlotShape{} : slots_for(options_, *engine),
-                                       offer ? 0 : late_for(options_, *engine)));
+      page.emplace(ControlPage::create(
+          options_.world, options_.ring, offer ? SlotShape{} : slots_for(options_, *engine),
+          offer ? 0 : late_for(options_, *engine), engine->opens_exports() ? options_.tickets : 0));
       answer["page"] = std::to_string(page->descriptor());
       answer["nonce"] = std::to_string(page->nonce());
     }
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
-  post("engine", write_fields(answer));
-  const auto engines = collect("engine", deadline);
-  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", ""};
+  const auto engines = ask("engine", write_fields(answer));
+  if (const auto no = first_no(engines)) return {nullptr, *no, false, "", "", false};
 
   // Step 2: every rank maps the page and can build the transport.
   std::unique_ptr<DirectTransport> transport;
@@ -238,8 +207,8 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
   } catch (const std::exception& error) {
     answer = {{"no", one_line(error.what())}};
   }
-  if (const auto no = ask("mapped", write_fields(answer), deadline)) {
-    return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(ask("mapped", write_fields(answer)))) {
+    return {nullptr, *no, false, "", "", false};
   }
   transport->page().close_descriptor();
 
@@ -251,8 +220,8 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     } catch (const std::exception& error) {
       answer = {{"no", one_line(error.what())}};
     }
-    if (const auto no = ask("joined", write_fields(answer), deadline)) {
-      return {nullptr, *no, false, "", ""};
+    if (const auto no = first_no(ask("joined", write_fields(answer)))) {
+      return {nullptr, *no, false, "", "", false};
     }
   }
 
@@ -277,25 +246,26 @@ Rendezvous::Result Rendezvous::attempt(const Attempt& asked) {
     // Peers may be waiting for this rank's part in the rest of the test.
     transport->abort("rank " + std::to_string(options_.rank) + kFailedTest + wrong);
   }
-  post("tested", write_fields(answer));
-  const auto answers = collect("tested", deadline);
+  if (options_.rank == 0) answer["copies"] = tell(transport->copy_speed());
+  const auto answers = ask("tested", write_fields(answer));
   for (const std::string& text : answers) {
     const Fields fields = read_fields(text);
     if (const auto broken = fields.find("broken"); broken != fields.end()) {
-      fail("failed in its vote: " + broken->second, "tested");
+      roll_call_.fail("failed in its vote: " + broken->second, "tested");
     }
   }
-  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", ""};
+  if (const auto no = first_no(answers)) return {nullptr, *no, false, "", "", false};
   // Only now: a rank that is late for the self-test is no reason to do without the transport.
-  const bool waits_while_free = engine->stream_ordered() && !options_.patience;
-  transport->set_patience(
-      options_.patience.value_or(engine->stream_ordered() ? kStreamPatience
-                                                          : std::chrono::microseconds(0)),
-      waits_while_free);
+  if (options_.patience) {
+    transport->set_wait_policy(WaitPolicy::fixed(*options_.patience));
+  } else if (engine->stream_ordered()) {
+    const Fields measured = read_fields(answers[0]);
+    transport->set_wait_policy(WaitPolicy::by_cost(hear_speed(measured.at("copies"))));
+  }
   std::string sums = no_sums(records);
   // What peer copies could not do is not done for reduce-scatters either.
   if (offer && engine->stream_ordered() && sums.empty()) sums = "mori carries all-gathers alone";
-  return {std::move(transport), "", false, sums, ""};
+  return {std::move(transport), "", false, sums, "", false};
 }
 
 }  // namespace pg_sdma

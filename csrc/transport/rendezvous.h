@@ -1,8 +1,8 @@
 // How the ranks of a group find out, together, whether they can use a transport.
 //
-// At construction each rank posts a record without blocking. The first direct operation collects
-// all of them and votes in steps; after each step every rank reads every rank's answer, so one "no"
-// is a "no" everywhere, with the same reason.
+// At construction each rank announces itself without blocking. The first direct operation votes in
+// steps (transport/roll_call.h); after each step every rank has every rank's answer, so one "no" is
+// a "no" everywhere, with the same reason.
 #pragma once
 
 #include <chrono>
@@ -15,19 +15,9 @@
 #include "engine/engine.h"
 #include "transport/courier.h"
 #include "transport/direct_transport.h"
+#include "transport/roll_call.h"
 
 namespace pg_sdma {
-
-// The group's store, as far as the vote needs it.
-class Board {
- public:
-  virtual ~Board() = default;
-  virtual void post(const std::string& key, const std::string& value) = 0;
-  // Waits until all keys are there, at most for `timeout`. Returns what they hold, nothing for the
-  // ones that never came. Throws std::runtime_error when it cannot go on.
-  virtual std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
-                                                          std::chrono::milliseconds timeout) = 0;
-};
 
 class Rendezvous {
  public:
@@ -44,9 +34,10 @@ class Rendezvous {
     // How this rank comes by a courier, where peer copies are not possible; throws CannotShare with
     // the reason when it cannot. None: whatever the reason, without one.
     std::function<std::shared_ptr<CourierOffer>()> offer;
-    std::string no_offer;  // why there is none, where there are no peer copies either
-    bool slots = true;     // where there is a core a rank
-    bool defer = false;    // late all-gathers, where the engine can: transport/arrival.h
+    std::string no_offer;     // why there is none, where there are no peer copies either
+    bool slots = true;        // where there is a core a rank
+    bool defer = false;       // late all-gathers, where the engine can: transport/arrival.h
+    uint64_t tickets = 4096;  // exports of one rank that its peers can be told of at a time
     bool let_peers_read = true;
     bool allow_same_device = false;
     bool allow_pcie = false;
@@ -58,8 +49,9 @@ class Rendezvous {
     std::unique_ptr<DirectTransport> transport;  // null: the group uses the inner
     std::string reason;                          // why, the same on all ranks
     bool off_everywhere = false;                 // because every rank asked for that
-    std::string no_sums;         // why reduce-scatters use the inner, the same on all ranks
-    std::string no_peer_copies;  // why all-gathers go by a courier, the same on all ranks
+    std::string no_sums;           // why reduce-scatters use the inner, the same on all ranks
+    std::string no_peer_copies;    // why all-gathers go by a courier, the same on all ranks
+    bool settings_differ = false;  // that have to be the same on all ranks
   };
 
   // Gives this rank's engine; throws CannotShare with the reason when there is none.
@@ -70,8 +62,13 @@ class Rendezvous {
 
   Rendezvous(Options options, std::shared_ptr<Board> board);
 
-  // Posts this rank's record. Does not block.
+  // Announces this rank. Does not block.
   void join();
+  // The inner carries an operation before the vote: the first is told to peers that wait for this
+  // rank in vain. Does not throw.
+  void note_elsewhere(const std::string& operation) {
+    if (options_.enabled) roll_call_.note_elsewhere(operation);
+  }
   // Blocks until every rank has voted. Throws std::runtime_error naming the ranks that have not
   // come after `timeout`, or whose process has ended.
   Result vote(const EngineFactory& engine, const SelfTest& self_test,
@@ -87,25 +84,18 @@ class Rendezvous {
     const std::vector<int>& pids;
     Clock::time_point deadline;
   };
+  Result decide(const EngineFactory& engine, const SelfTest& self_test, Clock::time_point deadline);
   Result attempt(const Attempt& asked);
   std::unique_ptr<DirectTransport> make_transport(std::shared_ptr<Engine> engine,
                                                   std::optional<ControlPage> page,
                                                   const std::vector<std::string>& engines,
                                                   const std::vector<int>& pids) const;
-  // Answers a step of the attempt, and hears why a rank says no; nothing when none does.
-  std::optional<std::string> ask(const std::string& step, const std::string& answer,
-                                 Clock::time_point deadline);
-
-  std::vector<std::string> collect(const std::string& step, Clock::time_point deadline);
-  [[noreturn]] void fail(const std::string& what, const std::string& step) const;
-  void post(const std::string& step, const std::string& value);
-  std::string key(const std::string& step, int rank) const;
+  // Answers a step of the attempt; returns all ranks' answers.
+  std::vector<std::string> ask(const std::string& step, const std::string& answer);
 
   Options options_;
-  std::shared_ptr<Board> board_;
-  std::unique_ptr<Peers> peers_;  // while voting, once the records are known
-  std::string attempt_;           // what the keys of its steps begin with
-  std::chrono::milliseconds timeout_{0};
+  RollCall roll_call_;
+  std::string attempt_;  // what the names of its steps begin with
 };
 
 }  // namespace pg_sdma

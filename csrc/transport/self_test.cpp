@@ -16,6 +16,7 @@ using Milliseconds = std::chrono::milliseconds;
 constexpr size_t kOffset = 3;  // shards start at odd addresses
 constexpr size_t kSizes[] = {1, 4099, size_t{1} << 20};
 constexpr size_t kHeldBytes = 4099;
+constexpr size_t kMeasuredBytes = size_t{8} << 20;
 constexpr unsigned char kPoison = 255;  // no shard has it
 
 // How long a rank is held back: a wait that does not wait ends in microseconds.
@@ -49,6 +50,9 @@ class Test {
         if (const std::string wrong = gather.carry(); !wrong.empty()) return wrong;
       }
     }
+    if (transport_.page().late() > 0 && world_ > 1) {
+      if (const std::string wrong = measure(); !wrong.empty()) return wrong;
+    }
     // A courier's waits are its own.
     if (!test_.doubts.waits || !test_.stream_ordered || transport_.has_courier()) return "";
     if (const std::string wrong = hold_back(0); !wrong.empty()) return wrong;
@@ -68,27 +72,14 @@ class Test {
       const size_t whole = bytes * static_cast<size_t>(test.world_) + kOffset;
       output_ = test.memory_.allocate(whole);
       test.memory_.put(output_, std::vector<unsigned char>(whole, kPoison));
-      call_.operation = "self-test";
-      call_.dtype = "Byte";
+      call_ = test.call_into(output_ + kOffset, input_, bytes);
       call_.listed = listed;
-      Piece piece{input_, bytes, {}};
-      for (int r = 0; r < test.world_; ++r) {
-        piece.outputs.push_back(output_ + kOffset + static_cast<size_t>(r) * bytes);
-      }
-      call_.pieces.push_back(std::move(piece));
     }
 
     char* input() const { return input_; }
 
     // Why it does not go direct.
-    std::optional<std::string> agree() {
-      const auto left = test_.test_.deadline - Clock::now();
-      call_.timeout = std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(1));
-      test_.transport_.queue().follow_caller();
-      const Decision decision = test_.transport_.agree(call_);
-      if (decision.direct) return std::nullopt;
-      return decision.here;
-    }
+    std::optional<std::string> agree() { return test_.agree(call_); }
 
     // Enqueues it, or carries it out.
     void start() { test_.transport_.carry(call_); }
@@ -131,6 +122,41 @@ class Test {
     char* output_ = nullptr;
     Call call_;
   };
+
+  Call call_into(char* output, const char* input, size_t bytes) const {
+    Call call;
+    call.operation = "self-test";
+    call.dtype = "Byte";
+    Piece piece{input, bytes, {}};
+    for (int r = 0; r < world_; ++r) {
+      piece.outputs.push_back(output + static_cast<size_t>(r) * bytes);
+    }
+    call.pieces.push_back(std::move(piece));
+    return call;
+  }
+
+  // Why `call` does not go direct.
+  std::optional<std::string> agree(Call& call) {
+    const auto left = test_.deadline - Clock::now();
+    call.timeout = std::max(std::chrono::duration_cast<Milliseconds>(left), Milliseconds(1));
+    transport_.queue().follow_caller();
+    const Decision decision = transport_.agree(call);
+    if (decision.direct) return std::nullopt;
+    return decision.here;
+  }
+
+  // What copies take, for the wait policy of all ranks. Only rank 0 copies, so that its copies have
+  // the links to themselves: the others wait for it in the next step of the vote.
+  std::string measure() {
+    char* output = memory_.allocate(static_cast<size_t>(world_) * kMeasuredBytes);
+    Call call = call_into(output, output + static_cast<size_t>(test_.rank) * kMeasuredBytes,
+                          kMeasuredBytes);
+    if (const auto refusal = agree(call)) return *refusal;
+    transport_.carry(call);
+    if (const std::string hangs = wait_for_end(kMeasuredBytes); !hangs.empty()) return hangs;
+    if (test_.rank == 0) transport_.measure_copies(call);
+    return "";
+  }
 
   std::string wait_for_end(size_t bytes) {
     if (!test_.stream_ordered) return "";

@@ -56,6 +56,23 @@ Fields read_fields(const std::string& text) {
   return fields;
 }
 
+std::string write_list(const std::vector<std::string>& texts) {
+  std::string all;
+  for (const std::string& text : texts) all += std::to_string(text.size()) + "\n" + text;
+  return all;
+}
+
+std::vector<std::string> read_list(const std::string& text) {
+  std::vector<std::string> texts;
+  for (size_t at = 0; at < text.size();) {
+    const size_t first = text.find('\n', at) + 1;
+    const size_t size = std::stoull(text.substr(at, first - at));
+    texts.push_back(text.substr(first, size));
+    at = first + size;
+  }
+  return texts;
+}
+
 std::string host_identity() {
   return first_line("/proc/sys/kernel/random/boot_id") + " " + link_target("/proc/self/ns/pid") +
          " uid:" + std::to_string(geteuid()) + (inject::corrupts("host") ? " elsewhere" : "");
@@ -78,8 +95,9 @@ std::optional<std::string> objection(const std::vector<std::string>& records) {
     }
     if (mine.at("enabled") != "1") return "PG_SDMA=off on " + who;
     if (mine.at("settings") != first.at("settings")) {
-      return "settings differ: rank 0 has " + only_in(first.at("settings"), mine.at("settings")) +
-             ", " + who + " has " + only_in(mine.at("settings"), first.at("settings"));
+      return std::string(kSettingsDiffer) + "rank 0 has " +
+             only_in(first.at("settings"), mine.at("settings")) + ", " + who + " has " +
+             only_in(mine.at("settings"), first.at("settings"));
     }
     if (mine.at("host") != first.at("host")) {
       return who + " is on another host, in another pid namespace, or another user's, than rank 0";

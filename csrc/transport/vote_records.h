@@ -14,12 +14,17 @@ using Fields = std::map<std::string, std::string>;
 std::string write_fields(const Fields& fields);
 Fields read_fields(const std::string& text);
 std::string one_line(std::string text);
+// Several texts as one.
+std::string write_list(const std::vector<std::string>& texts);
+std::vector<std::string> read_list(const std::string& text);
 
 // Ranks that share this can name each other's processes and read their descriptors.
 std::string host_identity();
 
 // Why the records of a group rule a transport out; nothing when they do not.
 std::optional<std::string> objection(const std::vector<std::string>& records);
+// How it begins where settings are the reason.
+constexpr const char* kSettingsDiffer = "settings differ: ";
 // Why some rank cannot sum; empty when all can.
 std::string no_sums(const std::vector<std::string>& records);
 bool all_have_offers(const std::vector<std::string>& records);

@@ -37,6 +37,11 @@ void Watchdog::watch(uint64_t number, std::string operation, uint64_t bytes,
   outstanding_.push_back({number, std::move(operation), bytes, Clock::now(), deadline, what});
 }
 
+bool Watchdog::idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return outstanding_.empty() || finished(outstanding_.back());
+}
+
 void Watchdog::serve() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (!wake_.wait_for(lock, kLook, [this] { return stopping_; })) {
@@ -63,13 +68,14 @@ std::string Watchdog::trouble(const Operation& operation) const {
   std::string what;
   for (int rank = 0; rank < world_ && what.empty(); ++rank) {
     if (rank == rank_ || page_.done(rank) >= operation.number) continue;
-    const bool departed = page_.departed(rank);
-    if (!departed && !peers_.gone(rank)) continue;
+    // What a rank has enqueued before it departed runs for as long as its process lives.
+    const bool left = page_.departed(rank) && page_.consumed(rank) < operation.number;
+    if (!left && !peers_.gone(rank)) continue;
     if (page_.done(rank) >= operation.number) continue;  // it was done first
-    what = departed ? "rank " + std::to_string(rank) +
-                          " has destroyed the group or is exiting (look at its output)"
-                    : "the process of rank " + std::to_string(rank) +
-                          " has ended (look at its output for the cause)";
+    what = left ? "rank " + std::to_string(rank) +
+                      " has destroyed the group or is exiting (look at its output)"
+                : "the process of rank " + std::to_string(rank) +
+                      " has ended (look at its output for the cause)";
   }
   if (what.empty() && Clock::now() >= operation.deadline) what = "it timed out";
   if (what.empty()) return "";

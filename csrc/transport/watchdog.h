@@ -17,8 +17,9 @@ namespace pg_sdma {
 class Watchdog {
  public:
   // Calls `end` once, from its own thread, with what is wrong: a peer that an outstanding operation
-  // needs has ended or left, an operation is past its deadline, or a peer has declared the group
-  // broken. `end` usually does not return: nothing may compute on what was not gathered.
+  // needs has ended, or left without having made it, an operation is past its deadline, or a peer
+  // has declared the group broken. `end` usually does not return: nothing may compute on what was
+  // not gathered.
   Watchdog(ControlPage& page, const Peers& peers, std::string group, int rank, int world,
            std::function<void(const std::string&)> end);
   ~Watchdog();
@@ -27,6 +28,9 @@ class Watchdog {
   // ("output", or "input"). Numbers grow.
   void watch(uint64_t number, std::string operation, uint64_t bytes, Clock::time_point deadline,
              const char* what = "output");
+
+  // Whether all operations so far are done, on every rank.
+  bool idle();
 
  private:
   struct Operation {

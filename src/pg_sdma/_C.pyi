@@ -9,8 +9,11 @@ from torch._C._distributed_c10d import Backend, Store
 torch_version: str
 """The torch.__version__ that this module was built against."""
 
-def set_log(log: Callable[[str], object]) -> None:
-    """Sets who gets the lines that groups log. Called from any thread."""
+def set_log(log: Callable[[str, str], object]) -> None:
+    """Sets who gets the lines that groups log. Called from any thread.
+
+    `log(line, warning)`: what in the line the user has to be warned of, or nothing.
+    """
 
 def set_kernels(
     compile: Callable[[int, str, int, int, int, bool], tuple[int, int, int, int, int] | None],
@@ -108,7 +111,8 @@ class SdmaBackend(Backend):
     def _set_default_timeout(self, timeout: timedelta) -> None:
         """What the group's set_timeout does."""
 
-    def detach(self) -> None:
-        """Ends this rank's part in the transports; waits for no peer, leaves the inners alone."""
-
     def __getattr__(self, name: str) -> Any: ...
+
+def detach(backends: list[SdmaBackend]) -> None:
+    """Ends this rank's part in the transports of all of them, side by side, once what is pending
+    there has ended, at the latest by its own deadline. Leaves the inners alone."""

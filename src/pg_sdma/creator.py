@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import logging
@@ -71,7 +72,10 @@ def device_types(store: Any, named: Container[str] = ()) -> tuple[str, ...]:
     """
     key = f"device_type/{uuid.uuid4()}"
     store.set(key, "")
-    if store.underlying_store.check([f"cuda//{key}"]):
+    is_for_cuda = store.underlying_store.check([f"cuda//{key}"])
+    with contextlib.suppress(RuntimeError):  # a Store of the program's own may keep its keys
+        store.delete_key(key)
+    if is_for_cuda:
         return ("cuda",)
     return ("cpu", "cuda") if "cuda" in named or torch.cuda.device_count() > 0 else ("cpu",)
 
@@ -82,19 +86,33 @@ def _has_whole_job(global_ranks: Sequence[int]) -> bool:
     return world is None or list(global_ranks) == list(range(world.size()))
 
 
+def _log(line: str, warning: str) -> None:
+    """A warning is one for the first group that it is about: the others say the same."""
+    level = logging.WARNING if warning and _is_new(warning) else logging.INFO
+    logging.getLogger("pg_sdma").log(level, line)
+
+
+_warned: set[str] = set()
+
+
+def _is_new(warning: str) -> bool:
+    is_new = warning not in _warned
+    _warned.add(warning)
+    return is_new
+
+
 @functools.cache
 def _set_up_process(extension: ModuleType) -> None:
-    extension.set_log(logging.getLogger("pg_sdma").info)
+    extension.set_log(_log)
     extension.set_kernels(kernels.compile_for)
     extension.set_mori(mori_transport.Offer)
-    atexit.register(_detach_live_groups)
+    atexit.register(_detach_live_groups, extension)
 
 
-def _detach_live_groups() -> None:
-    """Cleans up after a program that ends without destroy_process_group; waits for nobody.
+def _detach_live_groups(extension: ModuleType) -> None:
+    """Leaves the groups of a program that ends without destroy_process_group.
 
-    torch then calls no shutdown, and the destructors run late or never.
+    torch then calls no shutdown, and the destructors run late or never. Peers may count on what is
+    pending, so this waits for it, as destroying the groups does.
     """
-    for group in list(c10d._world.pg_map):
-        for backend in sdma_backends(group):
-            backend.detach()
+    extension.detach([backend for group in c10d._world.pg_map for backend in sdma_backends(group)])

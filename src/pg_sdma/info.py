@@ -43,9 +43,10 @@ def report(ranks: int | None, seconds: float) -> Report:
     """
     settings = read_settings()
     why_no_extension = _why_no_extension()
+    why_not = why_no_extension or ("" if settings.enabled else "PG_SDMA=off")
     tests = [
         probe.not_tried(device, why) if why else probe.probe(device, number, seconds)
-        for device, number, why in _plan(settings, ranks, why_no_extension)
+        for device, number, why in _plan(settings, ranks, why_not)
     ]
     return {
         **_machine(settings, why_no_extension),

@@ -74,6 +74,27 @@ def _integer(least: int, unit: str) -> Kind:
     return Kind(f"{unit}, an integer from {least}", parse)
 
 
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "64", "4K", "16M" or "1G" (powers of two). Raises ValueError for anything else."""
+    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
+    if unit not in UNITS or not number.isdecimal():
+        raise ValueError(f"{text!r} is no size: give bytes, or a number with K, M or G")
+    return int(number) * UNITS[unit]
+
+
+def _bytes(least: int) -> Kind:
+    def parse(text: str) -> int:
+        value = parse_bytes(text)
+        if value < least:
+            raise ValueError
+        return value
+
+    return Kind(f"bytes from {least}, as `65536`, or with K, M or G as `64K`", parse)
+
+
 def _milliseconds(text: str) -> float:
     value = float(text)
     if not (math.isfinite(value) and value > 0):
@@ -161,7 +182,7 @@ class Settings:
     )
     mori_bytes: int = _variable(
         "PG_SDMA_MORI_BYTES",
-        _integer(1 << 17, "bytes"),
+        _bytes(1 << 17),
         "What mori's buffers take of each GPU, for good, where mori is what carries all-gathers. "
         "Longer shards go through them piece by piece.",
         default=str(512 << 20),
@@ -195,14 +216,14 @@ class Settings:
     )
     landing_bytes: int = _variable(
         "PG_SDMA_LANDING_BYTES",
-        _integer(4096, "bytes"),
+        _bytes(4096),
         "What a direct reduce-scatter may allocate, whatever its size and the number of ranks; of "
         "GPU tensors, on the GPU.",
         default=str(64 << 20),
     )
     min_bytes: int | None = _variable(
         "PG_SDMA_MIN_BYTES",
-        _integer(0, "bytes"),
+        _bytes(0),
         "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
         "reduce-scatters whose input is. Where it is set, no tuning file is read.",
         means="what `pg-sdma tune` measured; else for GPU tensors "
@@ -224,9 +245,9 @@ class Settings:
         "How long a rank's host waits in a call for its peers to enter the same call, before they "
         "count as late: see `PG_SDMA_LATE`; what that does not concern goes to the inner backend "
         "on all ranks.",
-        means="0.05 where `PG_SDMA_LATE` is `direct` and concerns the call; for other calls of GPU "
-        "tensors 5 while the caller's stream holds work that has yet to run, 0.05 where it holds "
-        "none; the group's timeout for CPU tensors",
+        means="for GPU tensors up to 5 while the caller's stream holds work that has yet to run, "
+        "and then what a late rank's second copy would take, at least 0.05; the group's timeout "
+        "for CPU tensors",
     )
     late: str = _variable(
         "PG_SDMA_LATE",
@@ -234,8 +255,7 @@ class Settings:
         "What becomes of an all-gather into one tensor a call or several, of NVIDIA GPUs' tensors, "
         "whose peers are late: `direct` has every rank enqueue its part when it comes, and the "
         "device wait for the others, as the inner's kernels do. In groups of at most 16 ranks; up "
-        "to `PG_SDMA_RING` such calls may wait for a rank that has not come, the next goes to the "
-        "inner.",
+        "to 128 such calls may wait for a rank that has not come, the next goes to the inner.",
         default="direct",
         agreed=True,
     )

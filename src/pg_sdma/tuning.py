@@ -265,18 +265,19 @@ def _mode(path: Path) -> int:
         return 0o666 & ~mask
 
 
-def bound(sizes: Sequence[tuple[int, bool]]) -> int | str:
+def bound(sizes: Sequence[tuple[int, bool]]) -> int | str | None:
     """The bound that measured sizes give, in bytes.
 
     `sizes` are (bytes, whether the direct route is good enough there), by growing bytes. The bound
-    is the smallest size from which on it always is: NEVER where the largest measured is none, and 0
-    where the smallest is one and has SMALL bytes or less.
+    is the smallest size from which on it always is: NEVER where the largest measured is none. Where
+    the smallest is one it is 0 if that has SMALL bytes or less, and else None: the bound lies below
+    what was measured.
     """
-    found: int | str = NEVER
+    found: int | str | None = NEVER
     for i, (size, good) in reversed(list(enumerate(sizes))):
         if not good:
             break
-        found = 0 if i == 0 and size <= SMALL else size
+        found = size if i > 0 else 0 if size <= SMALL else None
     return found
 
 

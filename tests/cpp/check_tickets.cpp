@@ -9,7 +9,9 @@ using pg_sdma::Ticket;
 
 namespace {
 
-ControlPage page = ControlPage::create(2, 2);
+constexpr uint64_t kRoom = 128;
+
+ControlPage page = ControlPage::create(2, 2, {}, 0, kRoom);
 
 void post(uint64_t export_id) {
   Ticket ticket;
@@ -29,7 +31,6 @@ void expect(uint64_t export_id, bool there) {
 }  // namespace
 
 int main() {
-  constexpr uint64_t kRoom = ControlPage::kTickets;
   // An old export stays while hundreds come and go, as the allocator's segments do.
   for (uint64_t id = 1; id < 10 * kRoom; ++id) {
     if (id > kRoom) page.withdraw_ticket(1, id - kRoom + 3);

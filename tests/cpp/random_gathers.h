@@ -236,6 +236,12 @@ class Rank {
 
   void dawdle() {
     if (draw(4) != 0) return;
+    // Now and then longer than any patience.
+    const auto patience = static_cast<size_t>(setting_.patience.count());
+    if (patience > 0 && draw(40) == 0) {
+      std::this_thread::sleep_for(std::chrono::microseconds(2 * patience));
+      return;
+    }
     const size_t most = draw(6) == 0 ? 3000 : 200;
     std::this_thread::sleep_for(std::chrono::microseconds(draw(most)));
   }

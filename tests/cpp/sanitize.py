@@ -19,6 +19,7 @@ TESTS = (
     "tests/unit/test_transport.py",
     "tests/unit/test_slot_programs.py",
     "tests/unit/test_standin.py",
+    "tests/unit/test_standin_sharing.py",
     "tests/unit/test_standin_vote.py",
 )
 

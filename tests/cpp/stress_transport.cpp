@@ -35,6 +35,7 @@ using pg_sdma::ControlPage;
 using pg_sdma::DirectTransport;
 using pg_sdma::GroupFault;
 using pg_sdma::Peers;
+using pg_sdma::WaitPolicy;
 
 enum class Fate { kNone, kKilled, kExits, kDeparts, kAborts, kStalls, kStops };
 
@@ -137,7 +138,6 @@ void be_rank(const Run& run, int rank) {
   options.rank = rank;
   options.world = setting.world;
   options.ring = 2;
-  options.patience = setting.patience;
   options.keep_slots = setting.seed % 4 != 3;
   options.spin = std::chrono::microseconds(setting.seed % 2 == 0 ? 0 : 20);
   const std::vector<int> pids = run.pids(rank);
@@ -148,6 +148,9 @@ void be_rank(const Run& run, int rank) {
   {
     DirectTransport transport(options, pg_sdma::host_engine(), run.page(), identities,
                               std::make_unique<Peers>(pids));
+    if (setting.patience.count() > 0) {
+      transport.set_wait_policy(WaitPolicy::fixed(setting.patience));
+    }
     Rank self(setting, rank, transport);
     try {
       // With patience the others can go on without a dead rank until they notice.

@@ -4,14 +4,11 @@
 //
 // All ranks must come to the same result, with the same reason where it is no; gathers over what a
 // vote gives must be right; and no descriptor and no mapping of a page may be left behind.
-#include <condition_variable>
 #include <filesystem>
 #include <fstream>
-#include <map>
-#include <mutex>
-#include <optional>
 
 #include "engine/host.h"
+#include "memory_board.h"
 #include "random_gathers.h"
 #include "transport/rendezvous.h"
 
@@ -22,32 +19,6 @@ using pg_sdma::Rendezvous;
 
 enum class Spoiler { kNobody, kOff, kSettings, kNoEngine, kNoMapping, kWrongBytes, kAbsent };
 constexpr int kSpoilers = 7;
-
-class MemoryBoard final : public pg_sdma::Board {
- public:
-  void post(const std::string& key, const std::string& value) override {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!values_.emplace(key, value).second) give_up("posted twice: %s", key.c_str());
-    posted_.notify_all();
-  }
-
-  std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
-                                                  std::chrono::milliseconds timeout) override {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const auto until = std::chrono::steady_clock::now() + timeout;
-    std::vector<std::optional<std::string>> found;
-    for (const std::string& key : keys) {
-      const bool there = posted_.wait_until(lock, until, [&] { return values_.count(key) != 0; });
-      found.push_back(there ? std::optional(values_[key]) : std::nullopt);
-    }
-    return found;
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::map<std::string, std::string> values_;
-};
 
 // The host engine, but without a way to one peer.
 class Unlinked final : public pg_sdma::Engine {
@@ -184,6 +155,10 @@ int main(int argc, char** argv) {
     }
     for (std::thread& rank : ranks) rank.join();
     check(round);
+    const bool all_come = round.spoiler != Spoiler::kAbsent;
+    if (all_come && !round.board->keys().empty()) {
+      give_up("round %d left %s on the board", i, round.board->keys()[0].c_str());
+    }
     if (held() != before) {
       give_up("round %d left %zu descriptors and %zu pages", i, held().first - before.first,
               held().second - before.second);

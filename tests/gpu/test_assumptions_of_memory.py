@@ -177,6 +177,15 @@ def test_a_chunk_is_told_apart_from_its_segment(driver: Driver, segment: Segment
     assert driver.attributes(middle, HANDLE_TYPES)[0] & 1
 
 
+def test_a_chunks_range_is_its_reservation(driver: Driver) -> None:
+    chunk = driver.granularity()
+    base = driver.reserve(4 * chunk)
+    driver.map(base + chunk, chunk, driver.create_chunk(chunk))
+    assert driver.attributes(base + chunk, RANGE_START, RANGE_SIZE) == [base, 4 * chunk]
+    driver("cuMemUnmap", base + chunk, chunk)
+    driver("cuMemAddressFree", base, 4 * chunk)
+
+
 def test_a_replaced_chunk_has_other_ids(driver: Driver, segment: Segment) -> None:
     seen = set()
     for _ in range(4):

@@ -7,6 +7,7 @@ second one.
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from multiprocessing import reduction
 from threading import Thread
@@ -23,7 +24,7 @@ from cuda_driver import (
     wait,
     write,
 )
-from driver_peer import Peer, close_ipc, passes
+from driver_peer import Peer, close_ipc, map_descriptors, passes
 
 pytest_plugins = ("driver_fixtures",)
 pytestmark = pytest.mark.gpu
@@ -212,6 +213,39 @@ def close_while_waiting(driver: Driver, handle: bytes) -> bool:
     enqueuing.join()
     assert not held, "enqueuing is held up by a thread that closes"
     return returned
+
+
+def test_unmapping_chunks_waits_for_nothing(driver: Driver, peer: Peer) -> None:
+    chunk = driver.granularity()
+    base = driver.reserve(chunk)
+    driver.map(base, chunk, driver.create_chunk(chunk))
+    number = driver.descriptor_of(base)
+    peer.ask(unmap_while_waiting, chunk, descriptors=[number])
+    os.close(number)
+    driver("cuMemUnmap", base, chunk)
+    driver("cuMemAddressFree", base, chunk)
+
+
+def unmap_while_waiting(driver: Driver, chunk: int) -> None:
+    page = Page(driver)
+    mapped = map_descriptors(driver, 1, chunk)
+    driver.operate(driver.stream(-1), wait(page.address(0), 1))
+    ended = []
+
+    def unmap() -> None:
+        driver.enter()
+        driver("cuMemUnmap", mapped, chunk)
+        driver("cuEventDestroy_v2", driver.event())
+        ended.append(True)
+
+    unmapping = Thread(target=unmap, daemon=True)
+    unmapping.start()
+    unmapping.join(5)
+    held = not ended
+    page.counters[0] = 1
+    unmapping.join()
+    driver("cuMemAddressFree", mapped, chunk)
+    assert not held, "unmapping is held up by a stream that waits"
 
 
 # -- events

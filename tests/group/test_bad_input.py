@@ -171,6 +171,7 @@ def test_all_ranks_bad_arguments_are_all_told(ranks, name):
     results = ranks(RANKS).run(call_badly_everywhere, name)
     for message in check_all_raised(results, False):
         assert told(message) == [0, 1, 2]
+        assert message.endswith("No rank has started; correct the arguments on every rank.")
 
 
 def call_badly_everywhere(name):

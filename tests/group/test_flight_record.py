@@ -178,6 +178,20 @@ def test_a_broken_group_leaves_its_record_in_files(tmp_path):
     assert "rank 1: called 5, started 0, finished 5, 1 others (last allreduce)" in done.stdout
 
 
+def test_a_link_in_its_way_is_not_followed(tmp_path):
+    """In a folder that others can write to, whose names they can guess."""
+    folder, secret = tmp_path / "folder", tmp_path / "secret"
+    folder.mkdir()
+    secret.write_text("kept")
+    for name in ("record-0.json", "record-0.json.partial"):
+        (folder / name).symlink_to(secret)
+    prefix = str(folder / "record-")
+    run_ranks(RANKS, diverge, backend=None, env={"PG_SDMA_TRACE_FILE": prefix})
+    assert secret.read_text() == "kept"
+    assert json.loads((folder / "record-0.json").read_text())["rank"] == 0
+    assert not (folder / "record-0.json").is_symlink()
+
+
 def test_a_file_that_cannot_be_written_changes_nothing_else(tmp_path):
     prefix = str(tmp_path / "missing" / "record-")
     run_ranks(RANKS, diverge, backend=None, env={"PG_SDMA_TRACE_FILE": prefix})

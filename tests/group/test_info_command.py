@@ -60,6 +60,12 @@ def test_what_people_read_tells_settings_and_why_not_direct() -> None:
     assert "built for torch" in found["pg_sdma"]
 
 
+def test_what_is_switched_off_is_not_said_to_fail() -> None:
+    found = by_name(pg_sdma(*QUICK, status=1, PG_SDMA="off"))
+    assert found["CPU tensors"] == "not tried: PG_SDMA=off"
+    assert found["result"].startswith("the direct route is off, and was not tried, here for ")
+
+
 @pytest.mark.nightly
 def test_a_rank_that_dies_is_told_of() -> None:
     found = by_name(pg_sdma(*QUICK, status=1, PG_SDMA_INJECT="carry=die@1"))

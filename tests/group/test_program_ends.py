@@ -11,9 +11,6 @@ import time
 
 import pytest
 
-# Interpreters that start and end, two a test.
-pytestmark = pytest.mark.nightly
-
 PRELUDE = """
 import os, signal, sys, time
 from datetime import timedelta
@@ -67,31 +64,67 @@ def test_exit_without_destroy(tmp_path):
         assert result == (0, "ready\n", "")
 
 
+@pytest.mark.nightly
 def test_exit_with_a_gather_pending(tmp_path):
+    """Without destroy: the peer counts on it, however late it is."""
     body = """
         if rank == 0:
             work = gather(async_op=True)
             sys.exit(3)
         time.sleep(4)
         gather()
+        print(output.tolist() == [0.0] * 4 + [1.0] * 4)
     """
-    (code, _, errors), (peers_code, _, peers_errors) = Programs(tmp_path, body).wait()
-    assert (code, errors) == (3, "")
-    assert peers_code == 1
-    assert "DistBackendError: rank 0 destroyed group" in peers_errors
+    first, second = Programs(tmp_path, body).wait()
+    assert first == (3, "ready\n", "")
+    assert second == (0, "ready\nTrue\n", "")
 
 
-def test_exit_with_a_callback_pending(tmp_path):
-    """The end gives up its gather, and the callback needs the lock of Python for that."""
+def test_exit_with_a_gather_pending_that_the_peer_never_makes(tmp_path):
     body = """
         if rank == 0:
-            future = gather(async_op=True).get_future().then(lambda done: None)
+            work = gather(async_op=True)
+            sys.exit(3)
+        time.sleep(1)
+    """
+    first, second = Programs(tmp_path, body).wait()
+    assert first == (3, "ready\n", "")
+    assert second == (0, "ready\n", "")
+
+
+def test_exit_leaves_all_groups_at_the_same_time(tmp_path):
+    """Were it one after the other, both ranks would wait for each other in different groups."""
+    body = """
+        other = dist.new_group()
+        dist.all_gather_into_tensor(output, input, other)
+        if rank == 0:
+            work = gather(async_op=True)
+            sys.exit(0)
+        try:
+            dist.all_gather_into_tensor(output, input, other)
+        except dist.DistBackendError as error:
+            print("which has destroyed the group or is exiting" in str(error))
+        gather()
+        print(output.tolist() == [0.0] * 4 + [1.0] * 4)
+    """
+    first, second = Programs(tmp_path, body).wait()
+    assert first == (0, "ready\n", "")
+    assert second == (0, "ready\nTrue\nTrue\n", "")
+
+
+@pytest.mark.parametrize("way", ["sys.exit(0)", "dist.destroy_process_group()"])
+def test_leaving_with_a_callback_pending(way, tmp_path):
+    """It runs on a thread that needs the interpreter, which leaving must not hold."""
+    body = f"""
+        if rank == 0:
+            future = gather(async_op=True).get_future().then(lambda done: print("called"))
+            {way}
             sys.exit(0)
         time.sleep(1)
         gather()
     """
-    (code, _, errors), _ = Programs(tmp_path, body).wait()
-    assert (code, errors) == (0, "")
+    (code, output, errors), _ = Programs(tmp_path, body).wait()
+    assert (code, output, errors) == (0, "ready\ncalled\n", "")
 
 
 def test_exit_beside_a_callback(tmp_path):
@@ -110,6 +143,7 @@ def test_exit_beside_a_callback(tmp_path):
         assert result == (0, "ready\nover\n", "")
 
 
+@pytest.mark.nightly
 def test_exit_by_an_exception(tmp_path):
     body = """
         if rank == 0:

@@ -52,7 +52,7 @@ def gather_with(by_rank, sizes=(4, 4096)):
     return right, routes(), lines
 
 
-def check_inner(results, reason):
+def check_inner(results, reason, level="INFO"):
     for rank, (right, counts, lines) in enumerate(results):
         assert right == [True, True]
         assert counts == {f"inner: {reason}": 2}
@@ -60,7 +60,9 @@ def check_inner(results, reason):
             assert lines == []
             continue
         [line] = lines
-        assert line.startswith("INFO group ") and line.endswith(f"all-gathers use gloo: {reason}")
+        assert line.startswith(f"{level} group ") and line.endswith(
+            f"all-gathers use gloo: {reason}"
+        )
 
 
 def test_direct_where_nothing_speaks_against_it():
@@ -89,7 +91,27 @@ def test_settings_that_have_to_match_and_do_not():
         "inner: settings differ: rank 0 has PG_SDMA_MIN_BYTES=default, "
         "rank 2 has PG_SDMA_MIN_BYTES=12"
     )
-    check_inner(results, reason.removeprefix("inner: "))
+    check_inner(results, reason.removeprefix("inner: "), "WARNING")
+
+
+def levels_of_two_groups(by_rank):
+    import pg_sdma  # noqa: F401  its logger has to be there
+
+    set_environment(by_rank)
+    levels = []
+    handler = logging.Handler()
+    handler.emit = lambda record: levels.append(record.levelname)
+    logging.getLogger("pg_sdma").addHandler(handler)
+    logging.getLogger("pg_sdma").setLevel(logging.INFO)
+    init_group("cpu:sdma")
+    gather()
+    gather(group=dist.new_group())
+    return levels
+
+
+def test_settings_that_differ_are_warned_of_once():
+    levels = run(levels_of_two_groups, [{}, {}, {"PG_SDMA_MIN_BYTES": "12"}])
+    assert levels == [["WARNING", "INFO"], [], []]
 
 
 def test_settings_that_need_not_match():

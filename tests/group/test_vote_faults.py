@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 from harness import RanksFailed, init_group, run_ranks
 from survivors import RANKS, SLACK, check_survivors, gather, routes, seconds_to_raise
@@ -24,6 +25,7 @@ def create_and_gather():
     ("injection", "reason"),
     [
         ("engine=refuse@1", "rank 1: engine refused on purpose (PG_SDMA_INJECT)"),
+        ("watch=refuse@2", "rank 2: watch refused on purpose (PG_SDMA_INJECT)"),
         ("memfd=refuse@0", "rank 0: memfd refused on purpose (PG_SDMA_INJECT)"),
         ("attach=refuse@2", "rank 2: attach refused on purpose (PG_SDMA_INJECT)"),
         ("export=refuse@1", "rank 1: export refused on purpose (PG_SDMA_INJECT)"),
@@ -120,3 +122,23 @@ def test_a_rank_that_stalls_in_the_vote_is_named_after_the_timeout(step):
         elapsed, message = results[rank]
         assert elapsed < VOTE_TIMEOUT + SLACK
         assert "rank 1" in message
+
+
+def begin_with(operation):
+    init_group("cpu:sdma")
+    dist.group.WORLD.set_timeout(timedelta(seconds=VOTE_TIMEOUT))
+    if dist.get_rank() != 1:
+        return seconds_to_raise(gather)[1]
+    with pytest.raises(RuntimeError) as error:
+        dist.all_reduce(torch.ones(1)) if operation == "allreduce" else dist.barrier()
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    "operation", ["allreduce", pytest.param("barrier", marks=pytest.mark.nightly)]
+)
+def test_a_first_gather_against_another_operation_names_it(operation):
+    """In the vote, before there is a page on which ranks tell what they do."""
+    told = f"in vain for rank 1 (whose first operation in this group was {operation}) to make it"
+    messages = run_ranks(RANKS, begin_with, operation, backend=None)
+    assert told in messages[0] and told in messages[2], messages

@@ -81,11 +81,23 @@ struct Told {
   Ticket ticket;
 };
 
-// Rank 0 tells what it has published and waits; rank 1 acts on it.
+int to_owner[2];
+int to_importer[2];
+
+void tell_owner() { REQUIRE(write(to_owner[1], "", 1) == 1); }
+void hear_owner() {
+  char byte = 0;
+  REQUIRE(read(to_importer[0], &byte, 1) == 1);
+}
+
+// Rank 0 tells what it has published and waits; rank 1 acts on it. Rank 0 does what `when_told`
+// says once it is told to.
 void owner_and_importer(
     const std::function<Place(Engine&)>& publish,
     const std::function<void(Engine&, const Told&)>& act,
-    const std::function<void()>& before_acting = [] {}) {
+    const std::function<void()>& before_acting = [] {},
+    const std::function<void(Engine&)>& when_told = nullptr) {
+  REQUIRE(pipe(to_owner) == 0 && pipe(to_importer) == 0);
   int told[2];
   int done[2];
   REQUIRE(pipe(told) == 0 && pipe(done) == 0);
@@ -100,12 +112,19 @@ void owner_and_importer(
       engine->identity().copy(message.identity, sizeof message.identity - 1);
       before_acting();
       REQUIRE(write(told[1], &message, sizeof message) == sizeof message);
+      if (when_told) {
+        REQUIRE(read(to_owner[0], &byte, 1) == 1);
+        when_told(*engine);
+        REQUIRE(write(to_importer[1], "", 1) == 1);
+      }
       REQUIRE(read(done[0], &byte, 1) == 0);  // rank 1 has ended
+      REQUIRE(standin_handles() == 0);
     } else {
       if (const char* fail = std::getenv("IMPORTER_FAIL")) setenv("STANDIN_FAIL", fail, 1);
       REQUIRE(read(told[0], &message, sizeof message) == sizeof message);
       act(*engine_on(1), message);
-      REQUIRE(standin_mapped() == 0);
+      // A handle would keep the memory allocated, mapped or not.
+      REQUIRE(standin_mapped() == 0 && standin_handles() == 0);
     }
   };
   REQUIRE(run_ranks(2, rank_body, [&] { close(done[1]); }) == 0);
@@ -149,17 +168,105 @@ CHECK(many_chunks_arrive_in_order) {
                      });
 }
 
-CHECK(chunks_freed_before_they_are_opened_are_refused) {
+CHECK(chunks_freed_before_they_are_opened_are_left_out) {
   owner_and_importer([](Engine& engine) { return publish_chunks(engine, 3); },
+                     [](Engine& engine, const Told& told) {
+                       const Mapping mapping = engine.open(told.identity, told.ticket);
+                       REQUIRE(mapping.bytes == 3 * kChunk && standin_mapped() == 2 * kChunk);
+                       const auto* chunk = reinterpret_cast<unsigned char*>(mapping.base);
+                       REQUIRE(chunk[0] == 0 && chunk[2 * kChunk] == 2);
+                       engine.close(mapping);
+                     },
+                     [] {
+                       owned->unmap_chunk(1);
+                       owned->map_chunk(1, 0);
+                     });
+}
+
+CHECK(chunks_that_are_all_freed_are_refused) {
+  owner_and_importer([](Engine& engine) { return publish_chunks(engine, 1); },
                      [](Engine& engine, const Told& told) {
                        const std::string why =
                            refusal([&] { engine.open(told.identity, told.ticket); });
                        REQUIRE(has(why, "freed"));
                      },
                      [] {
-                       owned->unmap_chunk(2);
-                       owned->map_chunk(2, 0);
+                       owned->unmap_chunk(0);
+                       owned->map_chunk(0, 0);
                      });
+}
+
+// Tensors wander through a segment; the last of their chunks is replaced meanwhile.
+CHECK(a_chunk_is_mapped_once_whatever_the_exports) {
+  constexpr size_t kRuns = 8;
+  owner_and_importer(
+      [](Engine& engine) {
+        const Place first = publish_chunks(engine, 2);
+        REQUIRE(first.export_id == 1);
+        owned = std::make_unique<Buffer>(kRuns * kChunk, kChunk, 0);
+        for (size_t i = 0; i < kRuns; ++i) owned->data()[i * kChunk] = i;
+        for (size_t i = 0; i + 1 < kRuns; ++i) {
+          const Place place = engine.publish(owned->data() + i * kChunk + 5, kChunk);
+          REQUIRE(place.export_id == i + 2 && place.offset == 5);
+          engine.ticket(place.export_id);
+        }
+        return engine.publish(owned->data(), kRuns * kChunk);
+      },
+      [](Engine& engine, const Told& told) {
+        std::vector<Mapping> mappings;
+        Ticket ticket = told.ticket;
+        for (size_t i = 0; i + 1 < kRuns; ++i) {
+          ticket.export_id = i + 2;
+          ticket.descriptors = 2;
+          ticket.bytes = 2 * kChunk;
+          mappings.push_back(engine.open(told.identity, ticket));
+        }
+        mappings.push_back(engine.open(told.identity, told.ticket));
+        REQUIRE(standin_mapped() == kRuns * kChunk);
+        REQUIRE(standin_calls("cuMemImportFromShareableHandle") == kRuns);
+        const auto* whole = reinterpret_cast<unsigned char*>(mappings.back().base);
+        for (size_t i = 0; i < kRuns; ++i) REQUIRE(whole[i * kChunk] == i);
+        for (size_t i = 0; i + 1 < kRuns; ++i) {
+          REQUIRE(reinterpret_cast<unsigned char*>(mappings[i].base) == whole + i * kChunk);
+        }
+        engine.close(mappings.back());
+        REQUIRE(standin_mapped() == kRuns * kChunk);
+        engine.close(mappings.front());
+        REQUIRE(standin_mapped() == (kRuns - 1) * kChunk);
+        for (size_t i = 1; i + 1 < kRuns; ++i) engine.close(mappings[i]);
+      });
+}
+
+// What the owner has mapped anew where the importer still has the old chunk.
+CHECK(a_chunk_in_anothers_place_is_mapped_elsewhere) {
+  owner_and_importer(
+      [](Engine& engine) {
+        const Place before = publish_chunks(engine, 2);
+        engine.ticket(before.export_id);
+        return before;
+      },
+      [](Engine& engine, const Told& told) {
+        const Mapping before = engine.open(told.identity, told.ticket);
+        tell_owner();
+        hear_owner();
+        Ticket ticket = told.ticket;
+        ticket.export_id = 2;
+        const Mapping after = engine.open(told.identity, ticket);
+        REQUIRE(reinterpret_cast<unsigned char*>(before.base)[kChunk] == 1);
+        REQUIRE(reinterpret_cast<unsigned char*>(after.base)[0] == 0);
+        REQUIRE(reinterpret_cast<unsigned char*>(after.base)[kChunk] == 9);
+        engine.close(before);
+        REQUIRE(reinterpret_cast<unsigned char*>(after.base)[kChunk] == 9);
+        engine.close(after);
+      },
+      [] {},
+      [](Engine& engine) {
+        owned->unmap_chunk(1);
+        owned->map_chunk(1, 0);
+        owned->data()[kChunk] = 9;
+        REQUIRE(engine.publish(owned->data(), 2 * kChunk).export_id == 2);
+        engine.ticket(2);
+      });
 }
 
 CHECK(the_descriptors_of_another_process_are_refused) {

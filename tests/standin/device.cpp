@@ -47,6 +47,8 @@ void read_environment() {
   read.queues = number("STANDIN_QUEUES", hip ? 4 : read.queues);
   read.depth = number("STANDIN_DEPTH", read.depth);
   read.delay_us = number("STANDIN_DELAY_US", read.delay_us);
+  read.peer_copy_us = number("STANDIN_PEER_COPY_US", read.peer_copy_us);
+  read.peer_engines = number("STANDIN_PEER_ENGINES", read.peer_engines);
   read_settings = read;
   read_broken(std::getenv("STANDIN_FAULT"));
   if (const char* fail = std::getenv("STANDIN_FAIL")) {
@@ -228,6 +230,11 @@ int cuThreadExchangeStreamCaptureMode(CaptureMode* mode) {
   if (const int code = enter(__func__, Needs::kInit)) return code;
   std::swap(*mode, capture_mode);
   return kSuccess;
+}
+
+void standin_fail_next(const char* name, int code) {
+  std::lock_guard<std::mutex> lock(mutex);
+  failure = {name, calls[name] + 1, code};
 }
 
 long standin_calls(const char* name) {

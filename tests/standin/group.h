@@ -40,26 +40,55 @@ class FileBoard final : public pg_sdma::Board {
   explicit FileBoard(std::string folder) : folder_(std::move(folder)) {}
 
   void post(const std::string& key, const std::string& value) override {
-    std::ofstream(path(key) + ".new") << value;
-    std::rename((path(key) + ".new").c_str(), path(key).c_str());
+    std::rename(written(key, value).c_str(), path(key).c_str());
   }
 
-  std::vector<std::optional<std::string>> collect(const std::vector<std::string>& keys,
-                                                  std::chrono::milliseconds timeout) override {
-    std::vector<std::optional<std::string>> values;
+  std::string claim(const std::string& key, const std::string& value) override {
+    const std::string own = written(key, value);
+    (void)link(own.c_str(), path(key).c_str());  // fails where there is one
+    unlink(own.c_str());
+    return get({key})[0];
+  }
+
+  bool await(const std::vector<std::string>& keys, std::chrono::milliseconds timeout) override {
     const auto end = std::chrono::steady_clock::now() + timeout;
     for (const std::string& key : keys) {
-      while (access(path(key).c_str(), R_OK) != 0 && std::chrono::steady_clock::now() < end) {
+      while (access(path(key).c_str(), R_OK) != 0) {
+        if (std::chrono::steady_clock::now() >= end) return false;
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       }
-      std::ifstream file(path(key));
-      std::string value((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-      values.push_back(value.empty() ? std::nullopt : std::optional(value));
     }
+    return true;
+  }
+
+  std::vector<std::string> get(const std::vector<std::string>& keys) override {
+    std::vector<std::string> values;
+    for (const std::string& key : keys) values.push_back(*peek(key));
     return values;
   }
 
+  std::optional<std::string> peek(const std::string& key) override {
+    std::ifstream file(path(key));
+    if (!file) return std::nullopt;
+    return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  }
+
+  void remove(const std::string& key) override { unlink(path(key).c_str()); }
+
+  int64_t count(const std::string& key) override {
+    std::ofstream file(path(key), std::ios::app);
+    file << "+" << std::flush;
+    return file.tellp();  // an append is one step, and tells where it ended
+  }
+
  private:
+  // A file of this process's own.
+  std::string written(const std::string& key, const std::string& value) const {
+    const std::string own = path(key) + "." + std::to_string(getpid());
+    std::ofstream(own) << value;
+    return own;
+  }
+
   std::string path(std::string key) const {
     for (char& c : key) c = c == '/' ? '-' : c;
     return folder_ + "/" + key;
@@ -193,11 +222,13 @@ inline void enter(int device) {
 }
 
 // The transport of this rank, on device `rank`, once all ranks have voted; its hardware queues are
-// then shared as `queues` says (standin_share_queues). `defer`: Rendezvous::Options.
+// then shared as `queues` says (standin_share_queues). `defer`, `tickets`: Rendezvous::Options.
 inline std::unique_ptr<pg_sdma::DirectTransport> join(
     const std::string& driver, const std::string& folder, int rank, int world,
-    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false) {
+    std::optional<std::chrono::microseconds> patience, int queues = 0, bool defer = false,
+    uint64_t tickets = pg_sdma::Rendezvous::Options().tickets) {
   pg_sdma::Rendezvous::Options options;
+  options.tickets = tickets;
   options.group = "group";
   options.lane = "cuda";
   options.rank = rank;
@@ -218,5 +249,32 @@ inline std::unique_ptr<pg_sdma::DirectTransport> join(
   enter(rank);
   return std::move(result.transport);
 }
+
+// What the caller's stream can be made to wait for.
+class Gate {
+ public:
+  explicit Gate(pg_sdma::Engine& engine) : queue_(engine.queue(page_, 4096)) {}
+  ~Gate() { queue_.reset(); }
+  Gate(const Gate&) = delete;
+  Gate& operator=(const Gate&) = delete;
+  // What is enqueued from here on waits for open(), or until as many as this are opened.
+  void close() {
+    class NoWaiter final : public pg_sdma::Waiter {
+      void wait(pg_sdma::Counter&, uint64_t) override {}
+      void wrote() override {}
+    } waiter;
+    queue_->run({pg_sdma::Step::wait(*counter(), ++closed_)}, waiter);
+    queue_->caller_follows();
+  }
+  void open() { open(closed_); }
+  void open(uint64_t first) { counter()->store(first); }
+
+ private:
+  pg_sdma::Counter* counter() { return static_cast<pg_sdma::Counter*>(page_); }
+
+  void* page_ = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  std::unique_ptr<pg_sdma::Queue> queue_;
+  uint64_t closed_ = 0;
+};
 
 }  // namespace standin_test

@@ -56,7 +56,7 @@ void put_attribute(PointerAttribute name, void* value, Address address) {
       return put(static_cast<void*>(nullptr));
     case kRangeStart:
     case kRangeSize: {
-      // Of a chunk: its reservation's, as the engine may not rely on either.
+      // Of a chunk: its reservation's.
       Address start = known ? found->first : 0;
       size_t bytes = known ? found->second.bytes : 0;
       if (chunk) std::tie(start, bytes) = *std::prev(reservations.upper_bound(address));
@@ -120,6 +120,12 @@ bool accessible(Address address, size_t bytes) {
     address = found->first + found->second.bytes;
   }
   return true;
+}
+
+bool imported(Address address) {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  const auto found = region_at(address);
+  return found != regions.end() && found->second.kind == Region::Kind::kImport;
 }
 
 bool registered(Address address) {
@@ -224,6 +230,11 @@ size_t standin_allocated() {
     if (region.kind == Region::Kind::kAllocation) bytes += region.bytes;
   }
   return bytes;
+}
+
+size_t standin_handles() {
+  std::lock_guard<std::mutex> lock(memory_mutex);
+  return handles.size();
 }
 
 size_t standin_mapped() {

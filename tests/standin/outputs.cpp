@@ -1,9 +1,10 @@
-// Gathers into more outputs than a rank has tickets: all direct, every byte checked, nothing left
-// open, and few questions to the driver.
+// Gathers into many outputs, each an allocation of its own, one after the other: all direct, every
+// byte checked, nothing left open, and few questions to the driver.
 //
-//   outputs <driver> <folder> <ranks>
+//   outputs <driver> <folder> <ranks> <outputs> <tickets>
 //
-// <folder> is empty and the group's own.
+// <folder> is empty and the group's own. With as many tickets as outputs, or more, nothing is
+// opened twice.
 #include <cstring>
 #include <deque>
 
@@ -14,13 +15,10 @@ using namespace standin_test;
 
 namespace {
 
-constexpr size_t kShard = 5000;
-constexpr int kOutputs = 2 * ControlPage::kTickets;  // each an allocation of its own
-// A rank publishes one after the other. Were every ticket looked at for each of them there would be
-// half the square: the thread that looks for freed memory five times a second is left some room.
-constexpr long kMostQuestions = static_cast<long>(kOutputs) * kOutputs / 4;
+constexpr size_t kShard = 500;
 
 long questions() { return standin_calls("cuPointerGetAttributes"); }
+long opens() { return standin_calls("cuIpcOpenMemHandle_v2"); }
 
 unsigned char content(int rank, int output, int round) {
   return static_cast<unsigned char>(1 + 5 * rank + 3 * output + 101 * round);
@@ -28,20 +26,22 @@ unsigned char content(int rank, int output, int round) {
 
 class Outputs {
  public:
-  Outputs(int rank, int world, DirectTransport& transport)
+  Outputs(int rank, int world, int count, DirectTransport& transport)
       : rank_(rank), world_(world), transport_(transport) {
-    for (int i = 0; i < kOutputs; ++i) outputs_.emplace_back(kShard * world);
+    for (int i = 0; i < count; ++i) outputs_.emplace_back(kShard * world);
   }
 
   // Into all outputs, as many at a time as one call carries.
   void round(int number) {
-    for (int first = 0; first < kOutputs; first += kMaxTensors) {
+    const int count = static_cast<int>(outputs_.size());
+    for (int first = 0; first < count; first += kMaxTensors) {
+      const int last = std::min(count, first + kMaxTensors);
       std::deque<Buffer> inputs;
       Call call;
       call.operation = "outputs";
       call.dtype = "uint8";
       call.timeout = std::chrono::minutes(1);
-      for (int i = first; i < first + kMaxTensors; ++i) {
+      for (int i = first; i < last; ++i) {
         std::memset(outputs_[i].data(), 0xA5, outputs_[i].bytes());
         Buffer& input = inputs.emplace_back(kShard);
         std::memset(input.data(), content(rank_, i, number), kShard);
@@ -49,13 +49,18 @@ class Outputs {
         for (int r = 0; r < world_; ++r) piece.outputs.push_back(outputs_[i].data() + r * kShard);
         call.pieces.push_back(std::move(piece));
       }
+      const long before = questions();
       REQUIRE(transport_.agree(call).direct);
+      asked_ += questions() - before;
       transport_.queue().use_callers_stream();
       transport_.carry(call);
       REQUIRE(cuStreamSynchronize(caller) == 0);
-      for (int i = first; i < first + kMaxTensors; ++i) look(i, number);
+      for (int i = first; i < last; ++i) look(i, number);
     }
   }
+
+  // Questions to the driver while calls were agreed on.
+  long asked() const { return asked_; }
 
  private:
   void look(int output, int number) const {
@@ -69,23 +74,30 @@ class Outputs {
   const int world_;
   DirectTransport& transport_;
   std::deque<Buffer> outputs_;
+  long asked_ = 0;
 };
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  REQUIRE(argc == 4);
+  REQUIRE(argc == 6);
   const int world = std::atoi(argv[3]);
+  const int count = std::atoi(argv[4]);
+  const int tickets = std::atoi(argv[5]);
   return run_ranks(world, [&](int rank) {
-    auto transport = join(argv[1], argv[2], rank, world, std::chrono::minutes(1));
+    auto transport = join(argv[1], argv[2], rank, world, std::chrono::minutes(1), /*queues=*/0,
+                          /*defer=*/false, tickets);
     {
-      Outputs outputs(rank, world, *transport);
-      const long before = questions();
+      Outputs outputs(rank, world, count, *transport);
       outputs.round(0);
-      const long asked = questions() - before;
-      if (asked > kMostQuestions) std::fprintf(stderr, "rank %d: %ld questions\n", rank, asked);
-      REQUIRE(asked <= kMostQuestions);
+      const long opened = opens();
       outputs.round(1);
+      if (tickets >= count) REQUIRE(opens() == opened);
+      // A few about each output of a call, whatever the number of those that are live; the thread
+      // that looks for freed memory meanwhile is left some room.
+      const long most = 20L * count;
+      if (outputs.asked() > most) std::fprintf(stderr, "%ld questions\n", outputs.asked());
+      REQUIRE(outputs.asked() <= most);
     }
     REQUIRE(soon([] { return standin_mapped() == 0; }));
     transport.reset();

@@ -15,31 +15,6 @@ constexpr std::chrono::milliseconds kTimeout{60000};
 constexpr std::chrono::milliseconds kLate{300};
 constexpr size_t kShard = 1000;
 
-class NoWaiter final : public Waiter {
-  void wait(Counter&, uint64_t) override {}
-  void wrote() override {}
-};
-
-// What a stream can be made to wait for.
-class Gate {
- public:
-  explicit Gate(Engine& engine) : queue_(engine.queue(page_, 4096)) {}
-  ~Gate() { queue_.reset(); }
-  void close() {
-    NoWaiter waiter;
-    queue_->run({Step::wait(*counter(), ++closed_)}, waiter);
-    queue_->caller_follows();
-  }
-  void open() { counter()->store(closed_); }
-
- private:
-  Counter* counter() { return static_cast<Counter*>(page_); }
-
-  void* page_ = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  std::unique_ptr<Queue> queue_;
-  uint64_t closed_ = 0;
-};
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -48,7 +23,7 @@ int main(int argc, char** argv) {
   const std::string folder = argv[2];
   return run_ranks(2, [&](int rank) {
     auto transport = join(driver_path, folder, rank, 2, {});
-    transport->set_patience(kTimeout, /*only_while_free=*/true);
+    transport->set_wait_policy(WaitPolicy::by_cost({}, kTimeout));
     const auto engine = engine_by(driver_path, rank);  // the same
     {
       Gate gate(*engine);

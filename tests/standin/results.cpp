@@ -242,7 +242,7 @@ int main(int argc, char** argv) {
   ask(*chain, ways);
   ways.direct = ways.half = false;
   ask(*chain, ways);  // late, after something did
-  chain->stop([] {}, false);
+  chain->stop(false);
   chain->let_go();
   std::printf("the inner's\n");
   std::fflush(stdout);

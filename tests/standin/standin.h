@@ -18,6 +18,8 @@
 //                              4)
 //   STANDIN_DEPTH=1020         entries of a stream before enqueuing blocks
 //   STANDIN_DELAY_US=0         each operation starts up to so much later, at random
+//   STANDIN_PEER_COPY_US=0     a copy from or to memory of another process takes so long
+//   STANDIN_PEER_ENGINES=1     engines for such copies: one for all streams, or 0: one for each
 //   STANDIN_FAIL=name:n[:code] the n-th call of a function gives this result (999)
 //   STANDIN_FAULT=kind[:bytes[:bytes]]   a broken driver (broken.h), for copies of that many bytes
 #pragma once
@@ -60,9 +62,14 @@ int cuStreamEndCapture(void* stream, void** graph);
 // From now on new streams share so many hardware queues, as with STANDIN_QUEUES.
 void standin_share_queues(int queues);
 
+// The next call of a function gives this result, as with STANDIN_FAIL.
+void standin_fail_next(const char* name, int code);
+
 // How often a function was called in this process.
 long standin_calls(const char* name);
 // Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
 size_t standin_allocated();
 size_t standin_mapped();
+// Handles of physical memory that this process has yet to release.
+size_t standin_handles();
 }

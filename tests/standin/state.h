@@ -34,6 +34,8 @@ struct Settings {
   int queues = 0;
   int depth = 1020;
   int delay_us = 0;
+  int peer_copy_us = 0;
+  int peer_engines = 1;
 };
 const Settings& settings();
 
@@ -53,6 +55,8 @@ uint64_t next_id();                  // never 0, never given twice in this proce
 
 // Whether [address, address + bytes) is device memory that this process may copy from and to.
 bool accessible(Address address, size_t bytes);
+// Whether it is memory of another process.
+bool imported(Address address);
 // Whether an 8-byte counter lies at an address that the device has of registered host memory.
 bool registered(Address address);
 // Whether an operation that is not over touches [address, address + bytes).

@@ -100,6 +100,13 @@ void make_copy(const Operation& operation) {
   static std::mutex astray;
   std::unique_lock<std::mutex> alone(astray, std::defer_lock);
   if (plan.destination != operation.destination) alone.lock();
+  static std::mutex engine;
+  std::unique_lock<std::mutex> alone_with_peers(engine, std::defer_lock);
+  const auto takes = std::chrono::microseconds(settings().peer_copy_us);
+  if (takes.count() > 0 && (imported(plan.source) || imported(plan.destination))) {
+    if (settings().peer_engines == 1) alone_with_peers.lock();
+    std::this_thread::sleep_for(takes);
+  }
   std::memcpy(reinterpret_cast<void*>(plan.destination), reinterpret_cast<const void*>(plan.source),
               operation.bytes);
 }

@@ -20,6 +20,7 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
   options.lane = "cuda";
   options.rank = rank;
   options.world = world;
+  options.defer = true;
   Rendezvous rendezvous(options, std::make_shared<FileBoard>(folder));
   rendezvous.join();
   std::shared_ptr<Engine> engine;
@@ -41,7 +42,10 @@ std::string outcome(const std::string& driver, const std::string& folder, int ra
     return self_test(transport, memory, self);
   };
   const Rendezvous::Result result = rendezvous.vote(make_engine, test, timeout);
-  return result.transport ? "direct" : "inner: " + result.reason;
+  if (!result.transport) return "inner: " + result.reason;
+  const CopySpeed speed = result.transport->wait_policy().speed();
+  return "direct, copies at " + std::to_string(speed.bytes_per_second) + " bytes/s, " +
+         (speed.both_ways_at_once ? "both ways at once" : "one way at a time");
 }
 
 }  // namespace

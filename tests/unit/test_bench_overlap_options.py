@@ -53,3 +53,17 @@ def test_what_has_no_reduce_scatters_is_refused_by_name(
         main(["bench", "overlap", *REDUCE, *given])
     assert ended.value.code == 2
     assert why in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_told_with_the_usage_of_the_subcommand(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "overlap", *REDUCE, "--models", "gpt-7b"])
+    assert capsys.readouterr().err.startswith("usage: pg-sdma bench overlap ")
+
+
+def test_the_help_of_what_needs_gpus_speaks_of_no_cpu(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", "overlap", "--help"])
+    assert "CPU" not in capsys.readouterr().out

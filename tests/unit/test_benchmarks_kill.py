@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from kill import LONGEST_DELAY, READY, Outcome, Plan, end, table
+from kill import LONGEST_DELAY, MARGIN, READY, Outcome, Plan, end, table
 
 DIRECT = f"{READY}{{'all_gather': {{'direct': {{'calls': 18, 'bytes': 9}}}}}}"
 LATE = f"{READY}{{'all_gather': {{'direct': {{'calls': 9}}, 'inner: late': {{'calls': 9}}}}}}"
@@ -62,7 +62,7 @@ def test_every_other_end_is_not(changed: dict[str, object], why: str) -> None:
 
 def test_the_table_counts_the_ends_as_they_should_be() -> None:
     lines = table([GOOD, replace(GOOD, code=0)])
-    assert lines[2] == f"| 0 | rank 1 | 2.1 ms | 3 | SIGABRT | 0.30 s | {NAMED} |"
+    assert lines[2] == f"| 0 | rank 1 | 2.1 ms | 3 | 0.0 s | SIGABRT | 0.30 s | {NAMED} |"
     assert "NOT AS IT SHOULD: rank 0 ended without an error" in lines[3]
     assert lines[-1].strip().startswith("1 of 2 times")
 
@@ -75,3 +75,13 @@ def test_plans_differ_and_can_be_had_again() -> None:
     assert all(0 <= plan.delay <= LONGEST_DELAY and plan.gathers > 0 for plan in plans)
     assert len({plan.delay for plan in plans}) == len(plans)
     assert all(plan.survivor == 1 - plan.victim for plan in plans)
+
+
+def test_plans_with_a_backlog_kill_ranks_that_leave_before_it_is_worked_off() -> None:
+    plans = [Plan.draw(seed, 8.0) for seed in range(40)]
+    assert all(0 <= plan.backlog <= 8 for plan in plans)
+    leaving = [plan for plan in plans if plan.leaves]
+    assert 5 < len(leaving) < 35
+    assert all(plan.delay <= plan.backlog - MARGIN for plan in leaving)
+    assert any(plan.backlog > 4 for plan in leaving)
+    assert Plan.draw(7) == Plan.draw(7, 0.0) and not Plan.draw(7).leaves

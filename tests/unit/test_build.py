@@ -55,6 +55,21 @@ def test_a_build_against_a_torch_out_of_range_stops(tmp_path, version):
     assert f"needs torch 2.11 to 2.14, this environment has {version}" in output
 
 
+def test_a_compiler_with_a_static_libstdcxx_is_refused_before_it_compiles_all(tmp_path):
+    compiler = tmp_path / "g++"
+    compiler.write_text(
+        f'#!/bin/sh\necho "$@" >> {tmp_path}/calls\nexec g++ -static-libstdc++ "$@"\n'
+    )
+    compiler.chmod(0o755)
+    made = ("--build-temp", tmp_path / "temp", "--build-lib", tmp_path / "lib")
+    code, output = run(
+        sys.executable, "setup.py", "build_ext", *made, CC=str(compiler), CXX=str(compiler)
+    )
+    assert code == 1
+    assert "this compiler links libstdc++ statically" in output
+    assert "csrc/" not in (tmp_path / "calls").read_text()
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the sources, without what earlier builds left."""

@@ -134,11 +134,6 @@ def test_random_gathers_by_hip_of_late_ranks(tmp_path: Path) -> None:
     assert len(set(re.findall(r"\d+ direct, \d+ inner", output))) == 1, output
 
 
-def test_gathers_into_more_outputs_than_there_are_tickets(tmp_path: Path) -> None:
-    done = run([OUT / "outputs", LIBRARY, tmp_path, "2"])
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_two_groups_in_one_hardware_queue_do_not_wait_for_one_another(
     ranks: int, tmp_path: Path
@@ -213,7 +208,19 @@ def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_p
 
 
 @pytest.mark.parametrize(
-    "case", ["run-ahead", "unreachable", "tickets", "unmapped", "empty", "leave"]
+    "case",
+    [
+        "run-ahead",
+        "unreachable",
+        "tickets",
+        "unmapped",
+        "parts",
+        "held",
+        "empty",
+        "retry",
+        "leave",
+        "places",
+    ],
 )
 def test_no_host_waits_for_one_that_is_late(case: str, tmp_path: Path) -> None:
     done = run([OUT / "late", LIBRARY, tmp_path, case])

@@ -14,7 +14,32 @@ __all__ = ["built"]  # a fixture
 
 @pytest.mark.parametrize("driver", [CUDA, HIP], ids=["cuda", "hip"])
 def test_a_vote_over_drivers_that_work(driver: str, tmp_path: Path) -> None:
-    assert vote(tmp_path, driver, ranks=3) == {"direct"}
+    [found] = vote(tmp_path, driver, ranks=3)
+    assert found.startswith("direct, ")
+
+
+def test_a_vote_of_one_rank(tmp_path: Path) -> None:
+    [found] = vote(tmp_path, CUDA, ranks=1)
+    assert found.startswith("direct, ")
+
+
+@pytest.mark.parametrize(
+    ("engines", "ways"), [(1, "one way at a time"), (0, "both ways at once")], ids=["one", "two"]
+)
+def test_the_vote_measures_what_copies_take(engines: int, ways: str, tmp_path: Path) -> None:
+    """8 MiB in 20 ms; through one engine, as of an H200, or one for each stream."""
+    env = {"STANDIN_PEER_COPY_US": "20000", "STANDIN_PEER_ENGINES": str(engines)}
+    [found] = vote(tmp_path, CUDA, ranks=2, **env)
+    told = re.fullmatch(r"direct, copies at (\S+) bytes/s, (.*)", found)
+    assert told, found
+    # Not faster than that, and slower where this machine does other things.
+    assert 0 < float(told[1]) <= (8 << 20) / 20e-3
+    assert told[2] == ways
+
+
+def test_hips_late_calls_are_the_inners_and_nothing_is_measured(tmp_path: Path) -> None:
+    [found] = vote(tmp_path, HIP, ranks=2)
+    assert float(found.split()[3]) == 0, found
 
 
 FAULTS = {

@@ -41,7 +41,10 @@ def test_gathers_are_right(stress: Path, ranks: str, way: str, world: int) -> No
     assert went["error"] > 20
 
 
-@pytest.mark.parametrize("program", ["check_tickets", "check_preference", "check_cores"])
+@pytest.mark.parametrize(
+    "program",
+    ["check_tickets", "check_preference", "check_cores", "check_peers", "check_wait_policy"],
+)
 def test_small_parts(program: str) -> None:
     done = run(build(program, LIBRARY))
     assert done.returncode == 0, done.stderr
@@ -106,9 +109,19 @@ def test_many_gathers_are_right(
 ) -> None:
     went = counts(stress, ranks, way, "none", 2 + seed % 4, 5000, patience, seed)
     assert went["unfinished"] == 0
+    assert (went["inner"] > 0) == (patience > 0)
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_votes_come_to_one_result(world: int) -> None:
     done = run(build("stress_vote", LIBRARY), world, 14 * world, 1)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_group_is_made_again_and_again_on_one_store(world: int, seed: int) -> None:
+    done = run(build("stress_makings", LIBRARY), world, 200, seed)
+    assert done.returncode == 0, done.stderr
+    [(groups, failed)] = re.findall(r"(\d+) groups, (\d+) failed", done.stdout)
+    assert int(groups) == 200 and int(failed) > 5

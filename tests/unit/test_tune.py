@@ -60,7 +60,7 @@ def test_a_size_is_good_where_both_places_are_and_the_calls_went_direct() -> Non
     assert tune.bound_of(rows, 1) == 16384
     assert tune.bound_of(rows, 16) == 1024  # of the mean tensor
     assert tune.bound_of(rows[:4], 1) == tuning.NEVER
-    assert tune.bound_of(rows[4:], 1) == 16384  # of smaller ones nothing is known
+    assert tune.bound_of(rows[4:], 1) is None  # of smaller ones nothing is known
     assert tune.bound_of([row(1024, "out", 2.0)], 1) == 0
     assert tune.bound_of([row(1024, "out", 2.0, direct=None)], 1) == tuning.NEVER
 

@@ -74,6 +74,23 @@ def test_a_block_is_a_unit_and_so_is_every_other_module_with_parameters() -> Non
     ]
 
 
+def test_parameters_of_the_root_have_its_name() -> None:
+    model = Model()
+    model.scale = nn.Parameter(torch.ones(()))
+    assert next(unit.name for unit in units(model, [], 2) if unit.numel == 8) == "Model"
+
+
+def test_a_parameter_keeps_its_strides() -> None:
+    model = nn.Conv2d(3, 5, 2).to(memory_format=torch.channels_last)
+    for unit in units(model, [model], 2):
+        flat = torch.arange(unit.numel, dtype=torch.float32)
+        for piece in unit.pieces:
+            parameter = model.get_parameter(piece.name)
+            view = piece.view(flat)
+            assert view.stride() == parameter.stride()
+            assert sorted(view.flatten().tolist()) == list(range(piece.start, piece.stop))
+
+
 def test_places_do_not_depend_on_the_number_of_ranks() -> None:
     def places(world_size: int) -> list[tuple[Unit, ...]]:
         return [unit.pieces for unit in units(Model(), [], world_size)]  # type: ignore[misc]
@@ -87,6 +104,8 @@ def test_places_do_not_depend_on_the_number_of_ranks() -> None:
         (lambda m: [nn.Linear(1, 1)], ValueError, "no part of the model"),
         (lambda m: [m, m.norm], ValueError, "norm is in two blocks"),
         (lambda m: [m.norm, m.norm], ValueError, "norm is in two blocks"),
+        (lambda m: [list(m.blocks)], TypeError, "a block is a list: `blocks` is one flat list"),
+        (lambda m: m.to("meta") and [], ValueError, r"embedding\.weight is on the meta device"),
         (lambda m: m.head.double() and [], TypeError, r"blocks\.3\.weight is torch\.float64"),
         (lambda m: m.norm.half() and [], TypeError, r"norm\.weight is torch\.float16"),
     ],

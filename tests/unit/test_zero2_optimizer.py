@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
+import io
+import weakref
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +107,44 @@ def test_no_two_reductions_have_the_same_random_numbers(monkeypatch: pytest.Monk
     }
     assert len(keys) == len(expected)
     assert set(keys) == expected
+
+
+class Counted:
+    """Stands for a parameter; counts how often it is asked for its size."""
+
+    asked = 0
+
+    def numel(self) -> int:
+        Counted.asked += 1
+        return optimizer.CHUNK // 100
+
+
+def test_chunks_are_cut_in_one_pass() -> None:
+    chunks = list(optimizer._chunks(Counted() for _ in range(1000)))  # type: ignore[misc]
+    assert [len(chunk) for chunk in chunks] == [101] * 9 + [91]
+    assert Counted.asked == 1000
+
+
+def test_a_model_that_is_not_used_any_more_goes() -> None:
+    network = model()
+    zero = Zero2(network, network)
+    network(torch.ones(1, 6)).sum().backward()
+    AdamW(zero).step()
+    gone = weakref.ref(network), weakref.ref(zero)
+    del network, zero
+    gc.collect()
+    assert [reference() for reference in gone] == [None, None]
+
+
+def test_a_wrapped_model_can_be_copied() -> None:
+    network = model()
+    zero = Zero2(network, network)
+    network(torch.ones(1, 6)).sum().backward()
+    twin = copy.deepcopy(network)
+    torch.save(network, io.BytesIO())
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    twin.load_state_dict(twin.state_dict())
+    AdamW(zero).step()
+    assert network[0].weight.any()
+    assert not twin[0].weight.any()

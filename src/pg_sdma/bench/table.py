@@ -8,16 +8,14 @@ from typing import Any
 
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.operation import Operation
-
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+from pg_sdma.settings import parse_bytes
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "64", "4K", "16M" or "1G" (powers of two). Raises ValueError for anything else."""
-    unit = text[-1:].upper() if text[-1:].isalpha() else ""
-    if unit not in UNITS or (size := int(text.removesuffix(text[-1:]) if unit else text)) < 1:
-        raise ValueError(f"{text!r} is no size: give bytes, or a number with K, M or G")
-    return size * UNITS[unit]
+    """As settings.parse_bytes, of one byte or more."""
+    if (size := parse_bytes(text)) < 1:
+        raise ValueError(f"{text!r} is no size: give one byte or more")
+    return size
 
 
 def sizes(begin: int, end: int, factor: int) -> list[int]:

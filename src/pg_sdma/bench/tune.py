@@ -57,8 +57,8 @@ def parts(device: str, ops: Sequence[str]) -> list[Part]:
     return found
 
 
-def bound_of(rows: Sequence[table.Row], coalesced: int) -> int | str:
-    """The bound that rows by growing size give, in bytes (of the mean tensor), or tuning.NEVER."""
+def bound_of(rows: Sequence[table.Row], coalesced: int) -> int | str | None:
+    """What tuning.bound makes of rows by growing size, in bytes (of the mean tensor)."""
     by_size = [(size, list(same)) for size, same in groupby(rows, lambda row: row.size)]
     return tuning.bound([(size // coalesced, all(map(good, same))) for size, same in by_size])
 
@@ -85,8 +85,8 @@ def options_of(options: Namespace, part: Part) -> Namespace:
 def run(world: World, options: Namespace) -> None:
     """Measures, and on rank 0 writes the tuning file, unless `options.dry_run`.
 
-    Raises SystemExit(1) on every rank where an element was wrong, or nothing went direct: then
-    nothing is written.
+    Raises SystemExit(1) on every rank where an element was wrong, nothing went direct, or a bound
+    lies below the sizes measured: then nothing is written.
     """
     settings = read_settings()
     os.environ.update(ENVIRONMENT)
@@ -108,8 +108,16 @@ def run(world: World, options: Namespace) -> None:
                 rows.append(row)
                 say(table.line(row, shown))
                 advance()
-            bounds[part.name] = bound_of(rows, part.coalesced)
+            bound = bound_of(rows, part.coalesced)
+            if bound is not None:
+                bounds[part.name] = bound
         why_not = _objection([row for rows in rows_of.values() for row in rows])
+        unknown = [name for name in rows_of if name not in bounds]
+        if unknown and not why_not:
+            why_not = (
+                f"nothing is written: of {' and '.join(unknown)} the smallest size is good "
+                f"already, so the bound lies below it: give a smaller -b than {options.begin}"
+            )
         for text in [why_not] if why_not else in_words(bounds):
             say(f"# {text}")
         if world.rank == 0:

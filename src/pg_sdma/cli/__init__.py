@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line `argv`; returns the exit status."""
     arguments = parser()
     options = arguments.parse_args(argv)
+    # Of the subcommand: what is wrong is told with its usage. The ranks are given the rest.
+    of_command: argparse.ArgumentParser = options.__dict__.pop("parser")
     try:
         read_settings()
     except ValueError as error:
@@ -38,4 +40,4 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return options.command(options)
     except UsageError as error:
-        arguments.error(str(error))
+        of_command.error(str(error))

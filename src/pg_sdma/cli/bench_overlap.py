@@ -25,8 +25,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "all-gathers also the forward of a model sharded as ZeRO-3 shards it. Needs two GPUs or "
         "more.",
     )
-    parser.set_defaults(command=command, device="cuda")
-    add_ranks(parser)
+    parser.set_defaults(parser=parser, command=command, device="cuda")
+    add_ranks(parser, on_cpu=False)
     parser.add_argument(
         "--operation",
         choices=OPERATIONS,

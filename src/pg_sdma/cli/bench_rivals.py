@@ -18,7 +18,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "run here is named with the reason, and the others go on. On GPUs the profiler then tells "
         "what ran on the device, so that nobody is measured by another's way.",
     )
-    parser.set_defaults(command=command, groups=1, coalesced=1)
+    parser.set_defaults(parser=parser, command=command, groups=1, coalesced=1)
     add_device(parser)
     add_ranks(parser)
     add_contenders(parser)

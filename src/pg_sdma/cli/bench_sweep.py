@@ -25,7 +25,7 @@ def _add(commands: argparse._SubParsersAction, operation: Operation, body: Body)
         f"that of the {operation.whole} on one rank. Unless PG_SDMA_MIN_BYTES is set, sdma carries "
         "every size itself.",
     )
-    parser.set_defaults(command=command, body=body)
+    parser.set_defaults(parser=parser, command=command, body=body)
     add_device(parser)
     add_ranks(parser)
     add_backends(parser)

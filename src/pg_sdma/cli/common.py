@@ -40,12 +40,13 @@ def comma_list(item: Callable[[str], T]) -> Callable[[str], list[T]]:
     return lambda text: [item(part) for part in text.split(",")]
 
 
-def add_ranks(parser: argparse.ArgumentParser) -> None:
-    """--ranks and --json."""
+def add_ranks(parser: argparse.ArgumentParser, on_cpu: bool = True) -> None:
+    """--ranks and --json. `on_cpu`: whether it runs there, too."""
     parser.add_argument(
         "--ranks",
         type=at_least(2),
-        help="processes to start; without it one a GPU, two on CPU. Not under torchrun",
+        help=f"processes to start; without it one a GPU{', two on CPU' * on_cpu}. "
+        "Not under torchrun",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all numbers here")
 

@@ -27,9 +27,10 @@ def add(commands: argparse._SubParsersAction) -> None:
         "CPU ranks, and a rank a GPU where there are several, make a group and gather for two "
         "seconds.",
         epilog="Exit status: 0 where the direct route works here, for GPU tensors where torch sees "
-        "a GPU and else for CPU tensors; 1 where it does not, and the reason is printed.",
+        "a GPU and else for CPU tensors; 1 where it does not or was not tried, and the reason is "
+        "printed.",
     )
-    parser.set_defaults(command=command)
+    parser.set_defaults(parser=parser, command=command)
     parser.add_argument(
         "--ranks",
         type=at_least(2),
@@ -71,7 +72,10 @@ def lines(found: info.Report) -> list[tuple[str, str]]:
     for route in found["routes"]:
         shown += _route_lines(route)
     last = found["routes"][-1]
+    off = any(s["name"] == "PG_SDMA" and s["value"] == "off" for s in found["settings"])
     tried = "does not work" if last["self_test"]["ranks"] else "could not be tried"
+    if off:
+        tried = "is off, and was not tried,"
     works = "works" if found["direct_works"] else tried
     shown.append(("result", f"the direct route {works} here for {last['name']}"))
     return shown

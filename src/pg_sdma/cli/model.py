@@ -19,7 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "what a call costs the host and the device with more and more ranks, and gathers of some "
         "sizes. No measurement; docs/scaling.md says what it leaves out.",
     )
-    parser.set_defaults(command=command)
+    parser.set_defaults(parser=parser, command=command)
     parser.add_argument(
         "machines",
         nargs="*",

@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="DIR",
         help="also write the records as torch's own, for `torchfrtrace DIR`",
     )
-    parser.set_defaults(command=command)
+    parser.set_defaults(parser=parser, command=command)
 
 
 def command(options: argparse.Namespace) -> int:

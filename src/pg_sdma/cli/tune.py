@@ -25,7 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "where it is set, wins over the file. Run it once for each number of ranks that your "
         "groups have, and again after an update of torch, the driver or pg_sdma.",
     )
-    parser.set_defaults(command=command, backend="sdma", vs="inner")
+    parser.set_defaults(parser=parser, command=command, backend="sdma", vs="inner")
     add_device(parser)
     add_ranks(parser)
     add_sizes(parser, begin="4K", end=None, end_default="16M for cpu, 256M for cuda")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 ALIGNMENT = 16  # bytes: what matrix products want of a weight's address
@@ -21,10 +21,15 @@ class Piece:
     name: str
     start: int
     shape: torch.Size
+    stride: tuple[int, ...]  # dense: a channels_last weight stays one
 
     @property
     def stop(self) -> int:
         return self.start + self.shape.numel()
+
+    def view(self, flat: Tensor) -> Tensor:
+        """The parameter within its unit's flat tensor."""
+        return flat[self.start : self.stop].as_strided(self.shape, self.stride)
 
 
 @dataclass(frozen=True)
@@ -70,8 +75,13 @@ def units(model: nn.Module, blocks: Sequence[nn.Module], world_size: int) -> lis
     dtypes make a unit for each.
 
     Raises ValueError for a block that is not the model's, or that shares a module with another;
-    TypeError for a parameter that is no dense fp32 or bf16 tensor.
+    TypeError for a block that is no module, or a parameter that is no dense fp32 or bf16 tensor.
     """
+    for block in blocks:
+        if not isinstance(block, nn.Module):
+            raise TypeError(
+                f"a block is a {type(block).__name__}: `blocks` is one flat list of modules"
+            )
     names = {module: name for name, module in model.named_modules()}
     block_of: dict[nn.Module, nn.Module] = {}
     for block in blocks:
@@ -93,7 +103,10 @@ def units(model: nn.Module, blocks: Sequence[nn.Module], world_size: int) -> lis
             home, *others = homes[parameter]
             inside = not others and home in block_of
             owner = names[home] if inside else name.rpartition(".")[0]
-            members[owner, inside, parameter.dtype].append((name, parameter))
+            # The root has no name of its own, and messages have to call it something.
+            members[owner or type(model).__name__, inside, parameter.dtype].append(
+                (name, parameter)
+            )
     made = [
         Unit(index, owner, inside, dtype, _pieces(parameters, dtype), world_size)
         for index, ((owner, inside, dtype), parameters) in enumerate(members.items())
@@ -129,7 +142,8 @@ def _pieces(parameters: list[tuple[str, nn.Parameter]], dtype: torch.dtype) -> t
     pieces = []
     start = 0
     for name, parameter in parameters:
-        pieces.append(Piece(name, start, parameter.shape))
+        dense = torch.empty_like(parameter, device="meta").stride()
+        pieces.append(Piece(name, start, parameter.shape, dense))
         start = _aligned(pieces[-1].stop, dtype)
     return tuple(pieces)
 
@@ -142,6 +156,11 @@ def _aligned(numel: int, dtype: torch.dtype) -> int:
 def _check(name: str, parameter: nn.Parameter) -> None:
     if isinstance(parameter, DTensor):
         raise TypeError(f"{name} is sharded already (a DTensor): ZeRO-2 shards plain parameters")
+    if parameter.is_meta:
+        raise ValueError(
+            f"{name} is on the meta device: give the model memory and values first (to_empty, and "
+            "then its initialisation or a checkpoint)"
+        )
     if parameter.dtype not in (torch.float32, torch.bfloat16):
         raise TypeError(f"{name} is {parameter.dtype}: ZeRO-2 shards float32 and bfloat16")
     if parameter.layout != torch.strided:

@@ -34,8 +34,10 @@ class Reduction:
     group: dist.ProcessGroup
 
     def reduce_scatter(self, async_op: bool) -> dist.Work | None:
-        """In place: this rank's part of the gradient becomes the sum over the ranks. `accumulate`
-        makes it the mean, in fp32."""
+        """In place: this rank's part of the gradient becomes the mean over the ranks."""
+        # Before the sum, as DDP does: the sum of what has a finite mean may not be finite.
+        if self.group.size() > 1:
+            self.gradient.mul_(1 / self.group.size())
         work: dist.Work | None = _reduce_scatter(
             self.gradient[self._first :][: self.shard.numel()],
             self.gradient,
@@ -46,9 +48,8 @@ class Reduction:
         return work
 
     def accumulate(self) -> None:
-        """Adds the mean over the group, and zeroes the gradient."""
-        scale = 1 / self.group.size()
-        accumulate(self.shard, self.gradient, self._first, scale, self.overwrite, self.key)
+        """Adds the mean over the group to the shard, and zeroes the gradient."""
+        accumulate(self.shard, self.gradient, self._first, 1.0, self.overwrite, self.key)
 
     @property
     def _first(self) -> int:
@@ -77,8 +78,11 @@ class HostReducer(Reducer):
         self._running: dict[Buffer, tuple[dist.Work | None, Reduction]] = {}
 
     def arriving(self, buffer: Buffer) -> None:
-        if buffer in self._running:
-            work, reduction = self._running.pop(buffer)
+        # What was launched earlier is over earlier, and a shard's first micro-step has to be added
+        # before its second.
+        while buffer in self._running:
+            oldest = next(iter(self._running))
+            work, reduction = self._running.pop(oldest)
             if work is not None:
                 work.wait()
             reduction.accumulate()

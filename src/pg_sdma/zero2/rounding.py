@@ -54,10 +54,13 @@ def draws(key: Key, first: int, count: int, device: torch.device | str = "cpu") 
     counter = torch.arange(
         tiles.start * COUNTERS, tiles.stop * COUNTERS, dtype=torch.int64, device=device
     )
-    c1, c2, c3 = (torch.full_like(counter, word) for word in (tensor, micro_step, step))
-    words = [word.view(-1, COUNTERS) for word in philox((counter, c1, c2, c3), (low, high))]
-    lanes = [word & 0xFFFF for word in words] + [word >> 16 for word in words]
-    return torch.stack(lanes, dim=1).int().flatten()[first - tiles.start * TILE :][:count]
+    found = torch.empty(len(tiles), LANES, COUNTERS, dtype=torch.int32, device=device)
+    for lane, word in enumerate(philox((counter, tensor, micro_step, step), (low, high))):
+        assert isinstance(word, Tensor)
+        narrow = word.view(-1, COUNTERS).int()  # the same bits
+        torch.bitwise_and(narrow, 0xFFFF, out=found[:, lane])
+        torch.bitwise_and(narrow.bitwise_right_shift_(16), 0xFFFF, out=found[:, lane + 4])
+    return found.flatten()[first - tiles.start * TILE :][:count]
 
 
 def round_to_bf16(x: Tensor, draw: Tensor) -> Tensor:
@@ -68,6 +71,9 @@ def round_to_bf16(x: Tensor, draw: Tensor) -> Tensor:
     become infinite, as it may in rounding to nearest.
     """
     bits = x.view(torch.int32)
+    # Where looking costs the host nothing: a sum of finite values is finite, but for an overflow.
+    if x.device.type == "cpu" and x.sum().isfinite():
+        return (bits + draw).bitwise_right_shift_(16).to(torch.int16).view(torch.bfloat16)
     upper = (bits + torch.where(x.isfinite(), draw, 0)) >> 16
     # A NaN's payload may lie in the bits that are cut off.
     return torch.where(x.isnan(), BF16_NAN, upper).to(torch.int16).view(torch.bfloat16)
@@ -93,14 +99,16 @@ def accumulate(
     for start in range(0, shard.numel(), CHUNK):
         chunk = shard[start : start + CHUNK]
         # A product and a sum of their own, never one fused operation: see kernel.py.
-        total = part[start : start + CHUNK].float() * scale
+        total = part[start : start + CHUNK].float()
+        if scale != 1:
+            total = total * scale
+        if shard.dtype == torch.float32:
+            chunk.copy_(total) if overwrite else chunk.add_(total)
+            continue
         if not overwrite:
-            total += chunk
-        if shard.dtype == torch.bfloat16:
-            draw = draws(key, first + start, chunk.numel(), shard.device)
-            chunk.copy_(round_to_bf16(total, draw))
-        else:
-            chunk.copy_(total)
+            total = chunk + total
+        draw = draws(key, first + start, chunk.numel(), shard.device)
+        chunk.copy_(round_to_bf16(total, draw))
     gradient.zero_()
 
 
