@@ -207,6 +207,7 @@ def fail_a_pending_gather():
     """The callbacks of a call that is given up run, with its error."""
     group = dist.new_group()
     dist.all_gather_into_tensor(torch.empty(8), torch.ones(4), group=group)
+    dist.barrier()  # the abort is not to meet a rank that is still in there
     if dist.get_rank() == 1:
         dist.barrier()
         dist.destroy_process_group(group)
