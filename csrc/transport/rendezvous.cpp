@@ -85,7 +85,17 @@ Rendezvous::Rendezvous(Options options, std::shared_ptr<Board> board)
 
 void Rendezvous::join() {
   inject::at("join");
-  roll_call_.announce();
+  roll_call_.announce(record());
+}
+
+Fields Rendezvous::record() const {
+  return {{"protocol", kProtocol},
+          {"enabled", options_.enabled ? "1" : "0"},
+          {"settings", one_line(options_.settings)},
+          {"host", host_identity()},
+          {"offer", options_.offer ? "1" : "0"},
+          {"no_sums", one_line(options_.no_sums)},
+          {"pid", std::to_string(getpid())}};
 }
 
 std::vector<std::string> Rendezvous::ask(const std::string& step, const std::string& answer) {
@@ -103,14 +113,7 @@ Rendezvous::Result Rendezvous::vote(const EngineFactory& engine, const SelfTest&
 
 Rendezvous::Result Rendezvous::decide(const EngineFactory& engine, const SelfTest& self_test,
                                       Clock::time_point deadline) {
-  const auto records =
-      roll_call_.ask("join", write_fields({{"protocol", kProtocol},
-                                           {"enabled", options_.enabled ? "1" : "0"},
-                                           {"settings", one_line(options_.settings)},
-                                           {"host", host_identity()},
-                                           {"offer", options_.offer ? "1" : "0"},
-                                           {"no_sums", one_line(options_.no_sums)},
-                                           {"pid", std::to_string(getpid())}}));
+  const auto records = roll_call_.ask("join", write_fields(record()));
   if (const auto no = objection(records)) {
     return {nullptr, *no, off_everywhere(records), "", "", no->rfind(kSettingsDiffer, 0) == 0};
   }

@@ -90,6 +90,7 @@ class Rendezvous {
                                                   std::optional<ControlPage> page,
                                                   const std::vector<std::string>& engines,
                                                   const std::vector<int>& pids) const;
+  Fields record() const;  // of this rank
   // Answers a step of the attempt; returns all ranks' answers.
   std::vector<std::string> ask(const std::string& step, const std::string& answer);
 

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "engine/inject.h"
-#include "transport/vote_records.h"
 
 namespace pg_sdma {
 namespace {
@@ -16,6 +15,10 @@ namespace {
 // How often a waiting rank looks around: whether those it waits for still live.
 constexpr std::chrono::milliseconds kFirstLook{50};
 constexpr std::chrono::milliseconds kLook{500};
+
+// How long the first rank waits for newer records where those that are there rule a transport out:
+// they may be of a making before.
+constexpr std::chrono::milliseconds kAnotherLook{500};
 
 // What stands before all answers to a step, or before why there are none.
 constexpr char kAnswers = '=';
@@ -77,6 +80,7 @@ struct RollCall::Roll {
   std::vector<Present> ranks;
   std::vector<bool> called, come;   // come: has answered
   std::vector<std::string> absent;  // what they will announce themselves by
+  Clock::time_point hopeless_since{};
 };
 
 RollCall::RollCall(Options options, std::shared_ptr<Board> board)
@@ -94,18 +98,20 @@ std::vector<std::string> RollCall::answers_to(const std::string& step) const {
   return keys;
 }
 
-std::string RollCall::announcement() const {
-  return write_fields(
-      {{"nonce", nonce_}, {"pid", std::to_string(getpid())}, {"host", options_.host}});
-}
-
 RollCall::Present RollCall::read(const std::string& announcement) const {
   const Fields fields = read_fields(announcement);
   const bool here = fields.at("host") == options_.host;
-  return {fields.at("nonce"), here ? std::stoi(fields.at("pid")) : 0};
+  return {announcement, fields.at("nonce"), here ? std::stoi(fields.at("pid")) : 0};
 }
 
-void RollCall::announce() { board_->post(at(options_.rank), announcement()); }
+void RollCall::announce(const Fields& record) {
+  Fields announced = record;
+  announced["nonce"] = nonce_;
+  announced["pid"] = std::to_string(getpid());
+  announced["host"] = options_.host;
+  announcement_ = write_fields(announced);
+  board_->post(at(options_.rank), announcement_);
+}
 
 void RollCall::note_elsewhere(const std::string& operation) noexcept {
   if (!first_elsewhere_.empty()) return;
@@ -151,7 +157,7 @@ std::vector<std::string> RollCall::ask(const std::string& step, const std::strin
                                                           : gather(step);
     board_->remove(answer_of(options_.rank, step));
     if (first) board_->remove(at(options_.rank));
-    if (first && !first_elsewhere_.empty()) board_->remove(elsewhere(options_.rank));
+    if (first) board_->remove(elsewhere(options_.rank));
     heard_ = together(step);
     return answers;
   } catch (const Failure& failure) {
@@ -196,6 +202,7 @@ std::vector<std::string> RollCall::gather_present(const std::string& step) {
     for (Looks looks(*this);;) {
       call_present(roll, step);
       const auto patience = looks.begin();
+      if (hopeless(roll)) return tell_all(announced(roll), step);
       if (!roll.absent.empty()) {
         if (board_->await(roll.absent, patience)) continue;
       } else if (board_->await(answers_to(step), patience)) {
@@ -240,7 +247,7 @@ void RollCall::call_present(Roll& roll, const std::string& step) {
     // What a rank announces once it has failed is its next making of the group.
     if (failed && board_->peek(failure_of(rank, nonce_))) continue;
     const std::string call = key("call/" + roll.ranks[rank].nonce);
-    roll.called[rank] = board_->claim(call, announcement()) == announcement();
+    roll.called[rank] = board_->claim(call, announcement_) == announcement_;
     peers_.reset();
   }
   if (failed) heed_failure();
@@ -265,9 +272,30 @@ std::vector<std::string> RollCall::gather(const std::string& step) {
 }
 
 std::vector<std::string> RollCall::all_answers(const std::string& step) const {
-  std::vector<std::string> answers = board_->get(answers_to(step));
+  return tell_all(board_->get(answers_to(step)), step);
+}
+
+std::vector<std::string> RollCall::tell_all(std::vector<std::string> answers,
+                                            const std::string& step) const {
   board_->post(together(step), kAnswers + write_list(answers));
   return answers;
+}
+
+std::vector<std::string> RollCall::announced(const Roll& roll) const {
+  std::vector<std::string> records;
+  for (const Present& rank : roll.ranks) records.push_back(rank.record);
+  records[0] = announcement_;
+  return records;
+}
+
+// Whether the records of all ranks have ruled a transport out for a while.
+bool RollCall::hopeless(Roll& roll) const {
+  if (!roll.absent.empty() || !objection(announced(roll))) {
+    roll.hopeless_since = {};
+    return false;
+  }
+  if (roll.hopeless_since == Clock::time_point{}) roll.hopeless_since = Clock::now();
+  return Clock::now() >= roll.hopeless_since + kAnotherLook;
 }
 
 // Every step of the other ranks.

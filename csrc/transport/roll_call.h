@@ -3,7 +3,9 @@
 // A store outlives its groups, and a group that is made again finds the keys of the one before.
 // So each making of a group has a nonce on every rank, and nothing said in one is taken for
 // another:
-//   - Making the group, a rank posts its nonce at `at/<rank>`, in place of an older one.
+//   - Making the group, a rank posts its nonce and its record at `at/<rank>`, in place of an older
+//     one. Records that rule a transport out are all that the ranks need to hear: one whose
+//     settings never make it vote is not waited for.
 //   - Voting, rank 0 reads these and calls each rank by its nonce: `call/<nonce>` has the vote's
 //     name, which is rank 0's own nonce. A rank takes part once it is called by the nonce that it
 //     has now. As long as an answer is missing, rank 0 looks whether there is a newer nonce. One
@@ -25,6 +27,7 @@
 
 #include "transport/control_page.h"
 #include "transport/peers.h"
+#include "transport/vote_records.h"
 
 namespace pg_sdma {
 
@@ -59,8 +62,8 @@ class RollCall {
 
   RollCall(Options options, std::shared_ptr<Board> board);
 
-  // Posts that this rank has made the group. Does not block.
-  void announce();
+  // Posts that this rank has made the group, with its answer to the first step. Does not block.
+  void announce(const Fields& record);
   // The inner carries an operation before the vote: the first is told to ranks that wait in vain
   // for this one. Does not throw.
   void note_elsewhere(const std::string& operation) noexcept;
@@ -82,6 +85,7 @@ class RollCall {
  private:
   // A rank as it announced itself.
   struct Present {
+    std::string record;
     std::string nonce;
     int pid = 0;  // 0: on another host
   };
@@ -97,16 +101,19 @@ class RollCall {
     return key("failed/" + vote + "/" + std::to_string(rank));
   }
   std::vector<std::string> answers_to(const std::string& step) const;
-  std::string announcement() const;
   Present read(const std::string& announcement) const;
 
   void heed_call();
   std::vector<std::string> gather_present(const std::string& step);
   void call_present(Roll& roll, const std::string& step);
   void call_last(Roll& roll, const std::string& step) noexcept;
+  bool hopeless(Roll& roll) const;
   std::vector<std::string> gather(const std::string& step);
   std::vector<std::string> hear(const std::string& step);
   std::vector<std::string> all_answers(const std::string& step) const;
+  std::vector<std::string> tell_all(std::vector<std::string> answers,
+                                    const std::string& step) const;
+  std::vector<std::string> announced(const Roll& roll) const;
   bool answered(int rank, const std::string& step) const;
   void heed_failure() const;
   std::string first_operation_of(int rank) const;  // in a message, in brackets
@@ -119,6 +126,7 @@ class RollCall {
   const Options options_;
   const std::shared_ptr<Board> board_;
   const std::string nonce_;
+  std::string announcement_;
   std::string first_elsewhere_;   // the inner's first operation
   std::string vote_;              // its name; empty until this rank takes part
   std::string heard_;             // where the answers to the last step are

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import re
 import time
 from datetime import timedelta
 from unittest import mock
@@ -136,7 +137,8 @@ def test_a_rank_that_comes_late_to_a_group_that_was_given_up_is_told(late):
     for message, right, way in results:
         assert right and not way.startswith("inner")
         assert "the first direct operation of group 0" in message
-        assert f"ms in vain for rank {late}" in message
+        # Of rank `late`, or of one that has given up a moment before this one.
+        assert re.search(r"ms in vain for rank \d", message)
 
 
 class CountingStore(dist.Store):

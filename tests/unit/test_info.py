@@ -65,7 +65,7 @@ def outcome(device: str, ranks: int, **facts: object) -> Outcome:
 @pytest.mark.parametrize(
     ("environ", "test", "cores", "auto", "why"),
     [
-        ({}, outcome("cpu", 2, transport="slots"), 2, "slots of 63232 bytes", []),
+        ({}, outcome("cpu", 2, transport="slots"), 2, "slots of 64256 bytes", []),
         ({}, outcome("cpu", 6, transport="slots"), 8, "slots of ", []),
         (
             {},
