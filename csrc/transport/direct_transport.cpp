@@ -131,7 +131,8 @@ Decision DirectTransport::agree(const Call& call) {
   started_ = Clock::now();
   const Deadline timeout = started_ + call.timeout;
   const uint64_t shard = call.total_bytes() / static_cast<uint64_t>(options_.world);
-  wait_policy_.begin(started_, (options_.world - 1) * shard, operations_behind());
+  wait_policy_.begin(started_, (options_.world - 1) * shard,
+                     wait_policy_.asks_who_is_behind() ? operations_behind() : 0);
   std::shared_ptr<Queue::Marker> before;  // what the device has to do first
   const auto busy = [&] {
     if (!before) before = queue_->mark_caller();

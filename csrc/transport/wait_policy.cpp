@@ -28,9 +28,7 @@ void WaitPolicy::begin(Clock::time_point now, uint64_t second_copy, uint64_t beh
                                               speed_.bytes_per_second);
     second_copy_ = std::chrono::duration_cast<Duration>(takes);
   }
-  // A wait of the user's is long: one in vain is enough to show that waiting the whole of it at
-  // every call would only make this rank late as well.
-  at_once_ = behind > 0 && in_vain_ >= (kind_ == Kind::kFixed ? 1 : kSteadily);
+  at_once_ = behind > 0 && asks_who_is_behind();
 }
 
 Clock::time_point WaitPolicy::until(Clock::time_point now, const std::function<bool()>& busy) {

@@ -50,6 +50,12 @@ class WaitPolicy {
   // Whether a wait ends before the call's timeout.
   bool ends() const { return kind_ != Kind::kEndless; }
 
+  // Whether begin() looks at `behind`, which reads a line of every rank's. One wait in vain is
+  // enough where it is the user's, which is long: waiting the whole of it at every call would only
+  // make this rank late as well.
+  bool asks_who_is_behind() const {
+    return in_vain_ > 0 && in_vain_ >= (kind_ == Kind::kFixed ? 1 : kSteadily);
+  }
   // A call begins. `second_copy`: bytes that its last rank copies once more if all others come
   // before it. `behind`: operations that the slowest peer has yet to come to before this one.
   void begin(Clock::time_point now, uint64_t second_copy, uint64_t behind);
