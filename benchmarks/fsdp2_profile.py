@@ -16,7 +16,10 @@ KINDS = {
     "peer copy": ("ptop",),
     "GEMM": ("gemm", "cutlass", "nvjet"),
     "attention": ("flash", "fmha"),
+    "cast of shards": ("copyfunctor",),  # by FSDP2, before a gather: multi_tensor_apply as well
     "optimizer": ("multi_tensor",),
+    "copy-out of a gather": ("split_with_sizes_copy",),
+    "copy-in of gradients": ("chunk_cat",),
     "copy": ("memcpy", "memset"),
 }
 

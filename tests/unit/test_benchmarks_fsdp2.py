@@ -359,6 +359,10 @@ def test_the_host_is_timed_in_collectives_for_the_length_of_the_block(
         ("Memcpy PtoP (Device -> Device)", "peer copy"),
         ("Memcpy DtoD (Device -> Device)", "copy"),
         ("nvjet_tst_256x128_64x4", "GEMM"),
+        ("multi_tensor_apply_kernel<TensorListMetadata<2>, CopyFunctor<float>>", "cast of shards"),
+        ("multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>>", "optimizer"),
+        ("split_with_sizes_copy_out_contiguous_no_cast_kernel", "copy-out of a gather"),
+        ("chunk_cat_cuda_kernel<float, c10::BFloat16>", "copy-in of gradients"),
         ("elementwise_kernel", "other"),
     ],
 )
