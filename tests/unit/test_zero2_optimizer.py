@@ -69,6 +69,17 @@ def test_bf16_gradients_are_widened() -> None:
     assert torch.equal(whole, torch.cat(copies).detach().bfloat16())
 
 
+def test_clipping_leaves_gradients_below_the_norm_alone() -> None:
+    network = model()
+    zero = Zero2(network, network, shard_dtype=torch.float32)
+    network(torch.randn(5, 6)).square().sum().backward()
+    norm = zero.grad_norm().item()
+    before = [parameter.grad.clone() for parameter in zero.parameters()]
+    assert zero.clip_grad_norm_(2 * norm).item() == norm
+    for parameter, gradient in zip(zero.parameters(), before, strict=True):
+        assert torch.equal(parameter.grad, gradient)
+
+
 def test_a_closure_is_called_first() -> None:
     network = model()
     zero = Zero2(network, network)

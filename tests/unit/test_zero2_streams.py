@@ -128,5 +128,14 @@ def test_a_buffer_used_again_is_waited_for_again(reducer: StreamReducer) -> None
         assert f"reduction {name}" in Stream.current.after
 
 
+def test_every_stream_that_writes_waits_for_the_reduction_before(reducer: StreamReducer) -> None:
+    one = buffer()
+    block(reducer, one, "1")
+    for side in (Stream(), Stream()):
+        with entered(side):
+            reducer.arriving(one)
+        assert "reduction 1" in side.after
+
+
 def test_cpu_tensors_need_no_streams() -> None:
     assert isinstance(reduction.reducer_for(torch.device("cpu")), reduction.HostReducer)
