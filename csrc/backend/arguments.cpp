@@ -4,6 +4,12 @@
 
 namespace pg_sdma {
 
+at::Tensor in_storage_order(const at::Tensor& tensor) {
+  if (tensor.is_cpu() || tensor.is_contiguous()) return tensor;
+  if (!tensor.is_contiguous(tensor.suggest_memory_format())) return tensor;
+  return tensor.detach().as_strided({tensor.numel()}, {1});
+}
+
 std::string dtypes(const std::vector<at::Tensor>& tensors) {
   if (tensors.empty()) return "no";
   const auto same = [&](const at::Tensor& tensor) {

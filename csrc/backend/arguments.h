@@ -26,6 +26,11 @@ inline bool is_plain(const at::Tensor& tensor) {
   return tensor.defined() && tensor.layout() == at::kStrided;
 }
 
+// On a device, a tensor of a dense memory format other than the default, such as channels_last, as
+// a flat view of its memory: NCCL sends that as it lies, and so do its users expect it. Else
+// `tensor`.
+at::Tensor in_storage_order(const at::Tensor& tensor);
+
 // One name where all tensors have one dtype, else the names of all.
 std::string dtypes(const std::vector<at::Tensor>& tensors);
 

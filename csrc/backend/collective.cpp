@@ -35,7 +35,7 @@ std::string Collective::check_tensors(const std::string& who) const {
       }
       // gloo copies for its callers, NCCL asks for contiguous tensors: each inner's users get what
       // they are used to.
-      if (!device.is_cpu() && !tensor.is_contiguous()) {
+      if (!device.is_cpu() && !in_storage_order(tensor).is_contiguous()) {
         return say(who, "expected contiguous tensors, ", which, " (", shape(tensor),
                    ") is not; pass tensor.contiguous()");
       }
@@ -45,7 +45,7 @@ std::string Collective::check_tensors(const std::string& who) const {
 }
 
 void* Collective::landing(const at::Tensor& output) {
-  if (output.is_contiguous()) return output.mutable_data_ptr();
+  if (in_storage_order(output).is_contiguous()) return output.mutable_data_ptr();
   at::assert_no_internal_overlap(output);  // else finish() would raise, on this rank alone
   stand_ins_.emplace_back(output, at::empty(output.sizes(), output.options()));
   return stand_ins_.back().second.mutable_data_ptr();

@@ -13,7 +13,7 @@ namespace {
 Tensors byte_views(const Tensors& tensors, size_t first, size_t last) {
   Tensors views;
   for (size_t t = first; t < last; ++t) {
-    views.push_back(tensors[t].detach().view({-1}).view(at::kByte));
+    views.push_back(in_storage_order(tensors[t]).detach().view({-1}).view(at::kByte));
   }
   return views;
 }
@@ -164,13 +164,19 @@ void Gather::add_tensors() {
 }
 
 void Gather::add_piece(size_t t) {
-  readable_inputs_.push_back(inputs_[t].contiguous());
+  readable_inputs_.push_back(in_storage_order(inputs_[t]).contiguous());
   at::Tensor& input = readable_inputs_.back();
   Piece piece;
   piece.bytes = input.nbytes();
   piece.outputs.reserve(static_cast<size_t>(world_));
   if (form_ == Form::kList) {
-    for (const at::Tensor& output : outputs_) piece.outputs.push_back(landing(output));
+    for (const at::Tensor& output : outputs_) {
+      // NCCL gathers into one tensor and copies from there, which may change the order of elements.
+      if (!device().is_cpu() && output.strides() != outputs_[0].strides()) {
+        call.unable = "outputs of one list that lie differently in memory";
+      }
+      piece.outputs.push_back(landing(output));
+    }
   } else {
     auto* base = static_cast<char*>(landing(outputs_[t]));
     for (int r = 0; r < world_; ++r) piece.outputs.push_back(base + piece.bytes * r);

@@ -134,8 +134,8 @@ bool ReduceScatter::aligned(size_t t) const {
   const size_t own = form_ == Form::kList ? 0 : output.nbytes() * static_cast<size_t>(rank_);
   // The kernel gets a copy of what is not contiguous, and every copy begins at a multiple.
   const auto at_multiple = [](const at::Tensor& tensor, size_t offset) {
-    const auto first =
-        tensor.is_contiguous() ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0;
+    const bool as_it_is = in_storage_order(tensor).is_contiguous();
+    const auto first = as_it_is ? reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) : 0;
     return (first + offset) % kMostElement == 0;
   };
   return at_multiple(output, 0) && at_multiple(input, own);
@@ -144,7 +144,9 @@ bool ReduceScatter::aligned(size_t t) const {
 void ReduceScatter::add_tensors() {
   const Reduction reduction = read_reduction(options_.reduceOp);
   call.reduction = reduction.words();
-  for (const at::Tensor& input : inputs_) readable_inputs_.push_back(input.contiguous());
+  for (const at::Tensor& input : inputs_) {
+    readable_inputs_.push_back(in_storage_order(input).contiguous());
+  }
   call.shares.reserve(outputs_.size());
   for (size_t t = 0; t < outputs_.size(); ++t) add_share(t);
   // NCCL asks its callers to keep them apart, and where each tensor lies has been looked at.

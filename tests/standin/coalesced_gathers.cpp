@@ -4,6 +4,7 @@
 //
 //   coalesced_gathers <driver> <seed>
 #include <ATen/ATen.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
@@ -25,7 +26,10 @@ using namespace pg_sdma;
 using namespace standin_test;
 
 // The rest of what a Gather needs to see device tensors as bytes knows all devices.
-TORCH_LIBRARY_IMPL(aten, CUDA, library) { library.impl("view", TORCH_FN(at::native::view)); }
+TORCH_LIBRARY_IMPL(aten, CUDA, library) {
+  library.impl("view", TORCH_FN(at::native::view));
+  library.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
+}
 
 namespace {
 
@@ -243,6 +247,41 @@ void a_part_takes_its_own_tensors(std::minstd_rand& random) {
   REQUIRE(call.right());
 }
 
+// NCCL takes dense tensors of any memory format and sends them as they lie; what is not dense, or
+// lies otherwise than the first of a list, is another matter.
+void memory_formats_are_taken_as_they_lie() {
+  constexpr int64_t kImages = 2, kChannels = 3, kHeight = 4, kWidth = 5;
+  constexpr int64_t kSize = kImages * kChannels * kHeight * kWidth;
+  constexpr int64_t kImage = kSize / kImages;
+  Buffer memory(8 * kSize);
+  const auto tensor = [&](int64_t at, bool channels_last) {
+    const at::Tensor flat = Arguments::make(memory.data() + at * kSize, 2 * kSize, kDevice);
+    const std::vector<int64_t> strides =
+        channels_last ? std::vector<int64_t>{kImage, 1, kWidth * kChannels, kChannels}
+                      : std::vector<int64_t>{kImage, kHeight * kWidth, kWidth, 1};
+    return flat.as_strided({kImages, kChannels, kHeight, kWidth}, strides);
+  };
+  const at::Tensor input = tensor(0, true);
+  const Tensors alike{tensor(1, true), tensor(2, true), tensor(3, true)};
+  const auto list = [&](Tensors outputs) {
+    auto made = std::make_shared<Gather>(Gather::Form::kList, kRank, kWorld, std::move(outputs),
+                                         Tensors{input}, c10d::AllgatherOptions());
+    made->lay_out();
+    return made;
+  };
+  const auto gathers = list(alike);
+  REQUIRE(gathers->call.invalid.empty() && gathers->call.unable.empty());
+  const Piece& piece = gathers->call.pieces.at(0);
+  REQUIRE(piece.input == input.const_data_ptr() && piece.bytes == kSize);
+  for (int r = 0; r < kWorld; ++r) REQUIRE(piece.outputs[r] == alike[r].const_data_ptr());
+  REQUIRE(list({alike[0], tensor(2, false), alike[2]})->call.unable.find("lie differently") !=
+          std::string::npos);
+  const at::Tensor with_holes = input.as_strided({kImages, kChannels}, {2 * kChannels, 2});
+  const Gather refused(Gather::Form::kIntoTensor, kRank, kWorld, {tensor(1, false)}, {with_holes},
+                       c10d::AllgatherOptions());
+  REQUIRE(refused.call.invalid.find("expected contiguous tensors") != std::string::npos);
+}
+
 void failures_are_told(std::minstd_rand& random) {
   Buffer memory(1 << 13);
   Arguments call(memory, random);
@@ -313,6 +352,7 @@ int main(int argc, char** argv) {
     one_by_one_and_in_order(late, "_allgather_base", by_future, random);
   }
   a_part_takes_its_own_tensors(random);
+  memory_formats_are_taken_as_they_lie();
   failures_are_told(random);
   others_get_the_call_as_it_is(random);
   gloo_refuses_what_does_not_fit(random);
