@@ -67,6 +67,14 @@ def all_gather(async_op, dtype):
 
 
 @row
+def all_gather_channels_last(async_op):
+    x = random(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    outputs = [torch.empty_like(x) for _ in range(here()[1])]
+    done(dist.all_gather(outputs, x, async_op=async_op))
+    return Gathered(x, outputs)
+
+
+@row
 def all_gather_uneven(async_op):
     rank, size = here()
     x, outputs = random(3 + rank), [empty(3 + peer) for peer in range(size)]
