@@ -41,8 +41,8 @@ class Chain {
   virtual void before_inner() = 0;
   virtual void after_inner(const WorkPtr& work) = 0;
 
-  // Before the transport carries a call.
-  virtual void before_direct(Transport& transport) = 0;
+  // Before the transport carries a call on `queue`, which is always the same.
+  virtual void before_direct(Queue& queue) = 0;
 
   // A call that the static rule has passed, or will be asked about in its turn. Synchronous:
   // done, or ordered before the caller's stream, on return (null). Asynchronous: a Work.

@@ -11,9 +11,12 @@
 #include <vector>
 
 #include "backend/route.h"
-#include "transport/transport.h"
+#include "transport/call.h"
 
 namespace pg_sdma {
+
+class DirectTransport;
+struct Operation;
 
 using Tensors = std::vector<at::Tensor>;
 using TensorLists = std::vector<std::vector<at::Tensor>>;
@@ -68,7 +71,7 @@ class Collective : public std::enable_shared_from_this<Collective> {
   // Tensors [first, last) as a call of their own.
   virtual Call part(size_t first, size_t last) const = 0;
   // Carries a part that was called direct.
-  virtual void carry(Transport& transport, const Call& part) = 0;
+  virtual void run(DirectTransport& transport, const Call& part, const Operation& operation) = 0;
   // Tensors [first, last) on the inner, where a part was called late.
   virtual std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last) = 0;
   // An asynchronous call on a device is waited for: `stream`, on which the call's tensors may next

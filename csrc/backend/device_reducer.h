@@ -7,7 +7,7 @@
 
 #include "backend/kernels.h"
 #include "backend/reduction.h"
-#include "transport/transport.h"
+#include "transport/call.h"
 
 namespace pg_sdma {
 
@@ -22,7 +22,7 @@ struct LandingShape {
 // each peer do they take more.
 LandingShape landing_shape(size_t slice_bytes, size_t most_bytes, size_t peers);
 
-class DeviceReducer final : public StreamReducer {
+class DeviceReducer final : public Reducer {
  public:
   // One tensor of the call.
   struct Tensor {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/flight_recorder.h"
-#include "transport/progress.h"
+#include "transport/health/progress.h"
 
 namespace pg_sdma {
 

@@ -5,6 +5,7 @@
 
 #include "backend/arguments.h"
 #include "backend/coalesced_gather.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 namespace {
@@ -156,6 +157,10 @@ Collective::Results Gather::results() const {
   }
   if (world_ == 1) return [tensors = of_rank[0]] { return c10::IValue(tensors); };
   return [of_rank = std::move(of_rank)] { return c10::IValue(of_rank); };
+}
+
+void Gather::run(DirectTransport& transport, const Call& part, const Operation& operation) {
+  transport.run(part, operation);
 }
 
 void Gather::add_tensors() {

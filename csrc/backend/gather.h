@@ -22,7 +22,7 @@ class Gather final : public Collective {
   Results results() const override;
   size_t tensors() const override { return call.pieces.size(); }
   Call part(size_t first, size_t last) const override;
-  void carry(Transport& transport, const Call& part) override { transport.carry(part); }
+  void run(DirectTransport& transport, const Call& part, const Operation& operation) override;
   // On CPU one Work a tensor. As bytes, so that an operation that a late peer sent to the inner
   // works for every dtype: NCCL and gloo lack some.
   std::vector<WorkPtr> part_on_inner(c10d::Backend& inner, size_t first, size_t last) override;

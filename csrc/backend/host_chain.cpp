@@ -14,6 +14,7 @@
 #include "backend/chain.h"
 #include "backend/tellers.h"
 #include "backend/work.h"
+#include "transport/errors.h"
 
 namespace pg_sdma {
 namespace {
@@ -85,7 +86,7 @@ class HostChain final : public Chain {
     if (Ended ended = end_of(*work)) inners_.push_back(std::move(ended));
   }
 
-  void before_direct(Transport&) override {}
+  void before_direct(Queue&) override {}
 
   WorkPtr run(std::shared_ptr<Collective> collective, Carrier& carrier) override {
     if (!collective->async && !busy()) {

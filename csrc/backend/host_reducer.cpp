@@ -42,7 +42,21 @@ HostReducer::HostReducer(Reduction reduction, int rank, int world,
   widened_ = sum_ + 2 * room_;
 }
 
-void* HostReducer::landing(int peer) {
+Launch HostReducer::launch(const Share& share, size_t offset, size_t bytes, int which, size_t at) {
+  Launch launch;
+  launch.call = [this, &share, offset, bytes, which, at] {
+    std::vector<const void*> slices(static_cast<size_t>(world_));
+    for (int r = 0; r < world_; ++r) {
+      const void* first = r == rank_ ? share.slices[static_cast<size_t>(r)] : landing(which, r);
+      slices[static_cast<size_t>(r)] =
+          static_cast<const std::byte*>(first) + (r == rank_ ? offset : at);
+    }
+    reduce(share, offset, bytes, slices);
+  };
+  return launch;
+}
+
+void* HostReducer::landing(int, int peer) {
   const auto row = static_cast<size_t>(peer < rank_ ? peer : peer - 1);
   return static_cast<std::byte*>(memory_.mutable_data_ptr()) + row * room_;
 }

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "backend/reduction.h"
-#include "transport/transport.h"
+#include "transport/call.h"
 
 namespace pg_sdma {
 
@@ -21,10 +21,14 @@ class HostReducer final : public Reducer {
   HostReducer(Reduction reduction, int rank, int world, std::vector<at::ScalarType> types,
               size_t slice_bytes, size_t most_bytes);
 
+  int landings() const override { return 1; }
   size_t room() const override { return room_; }
-  void* landing(int peer) override;
+  void* landing(int which, int peer) override;
+  Launch launch(const Share& share, size_t offset, size_t bytes, int which, size_t at) override;
+  // Sums bytes [offset, offset + bytes) of every rank's slice of `share`, which are in `slices` in
+  // the order of ranks.
   void reduce(const Share& share, size_t offset, size_t bytes,
-              const std::vector<const void*>& slices) override;
+              const std::vector<const void*>& slices);
 
  private:
   const Reduction reduction_;

@@ -124,17 +124,18 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     const Call part = collective.part(first, last);
     recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
     auto alone = enqueue_alone(one_at_a_time_);
-    const Decision decision = transport_->agree(part);
+    const Operation operation = transport_->agree(part);
+    const Decision& decision = operation.decision;
     stats_.count(part.operation, decision.reason, part.total_bytes());
     if (recorder_.on()) {
-      const std::string* why = !decision.direct         ? recorder_.keep(decision.reason)
-                               : transport_->deferred() ? deferred_
-                                                        : direct_;
-      recorder_.route(collective.record, transport_->number(), why);
+      const std::string* why = !decision.direct                  ? recorder_.keep(decision.reason)
+                               : operation.in_order_of_arrival() ? deferred_
+                                                                 : direct_;
+      recorder_.route(collective.record, operation.number, why);
     }
     if (decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
-      carry_direct(collective, part);
+      run_direct(collective, part, operation);
     } else {
       if (alone) alone.unlock();
       all_direct = false;
@@ -156,14 +157,14 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
 
 // Were a failure here this rank's alone, its next operation would write counters that release the
 // peers from this one, without its shard.
-void Lane::carry_direct(Collective& collective, const Call& part) {
+void Lane::run_direct(Collective& collective, const Call& part, const Operation& operation) {
   try {
-    chain_->before_direct(*transport_);
-    collective.carry(*transport_, part);
+    chain_->before_direct(transport_->queue());
+    collective.run(*transport_, part, operation);
   } catch (const GroupFault&) {
     throw;
   } catch (const std::exception& error) {
-    transport_->cannot_begin(error.what());
+    transport_->cannot_begin(operation, error.what());
   }
 }
 

@@ -20,7 +20,7 @@
 #include "backend/flight_recorder.h"
 #include "backend/fork_guard.h"
 #include "backend/stats.h"
-#include "transport/rendezvous.h"
+#include "transport/setup/rendezvous.h"
 
 namespace pg_sdma {
 
@@ -134,7 +134,7 @@ class Lane final : private Carrier, private Recorded {
  private:
   std::vector<WorkPtr> carry(Collective& collective) override;
   std::vector<WorkPtr> carry_parts(Collective& collective);
-  void carry_direct(Collective& collective, const Call& part);
+  void run_direct(Collective& collective, const Call& part, const Operation& operation);
   void add_to_record(Collective& collective);
   void record_fault(const std::string& why);
 
@@ -142,7 +142,7 @@ class Lane final : private Carrier, private Recorded {
   void prepare(Collective& collective);
   Rendezvous::Options vote_options();
   void make_engine(c10::Device device);
-  std::shared_ptr<CourierOffer> offer_mori() const;
+  std::shared_ptr<ExternalOffer> offer_mori() const;
   std::string announcement(const Rendezvous::Result& result, const std::string& which) const;
   void vote();
   WorkPtr take_inner(Collective& collective, const std::string& reason);
@@ -199,7 +199,7 @@ using Log = std::function<void(const std::string& line, const std::string& warni
 void set_log(Log log);
 
 // Who makes a rank's part in mori's all-gathers, for tensors on a device; set by the Python side.
-using Mori = std::function<std::shared_ptr<CourierOffer>(const Group&, c10::Device)>;
+using Mori = std::function<std::shared_ptr<ExternalOffer>(const Group&, c10::Device)>;
 void set_mori(Mori mori);
 
 }  // namespace pg_sdma

@@ -148,7 +148,7 @@ void Lane::vote() {
   }
 }
 
-std::shared_ptr<CourierOffer> Lane::offer_mori() const {
+std::shared_ptr<ExternalOffer> Lane::offer_mori() const {
   if (!mori_offers()) throw CannotShare("nobody to ask for mori");
   return mori_offers()(*group_, *engine_device_);
 }

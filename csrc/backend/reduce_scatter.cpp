@@ -7,7 +7,7 @@
 
 #include "backend/arguments.h"
 #include "torch_version.h"
-#include "transport/control_page.h"
+#include "transport/direct_transport.h"
 
 namespace pg_sdma {
 namespace {
@@ -176,11 +176,11 @@ void ReduceScatter::forget_tensors() {
   readable_inputs_.clear();
 }
 
-void ReduceScatter::carry(Transport& transport, const Call& part) {
+void ReduceScatter::run(DirectTransport& transport, const Call& part, const Operation& operation) {
   if (device_reducer_) {
-    transport.reduce(part, *device_reducer_);
+    transport.run(part, operation, *device_reducer_);
   } else {
-    transport.reduce(part, *reducer_);
+    transport.run(part, operation, *reducer_);
   }
 }
 

@@ -26,7 +26,7 @@ class ReduceScatter final : public Collective {
   void get_ready() override;
   size_t tensors() const override { return call.shares.size(); }
   Call part(size_t first, size_t last) const override;
-  void carry(Transport& transport, const Call& part) override;
+  void run(DirectTransport& transport, const Call& part, const Operation& operation) override;
   // Of CPU tensors, the inner only moves the slices, all of them at once, and they are summed here:
   // so the result has the same bits as on the direct route. Of device tensors it is the inner's
   // sum.

@@ -6,7 +6,7 @@
 #include <deque>
 #include <vector>
 
-#include "transport/self_test.h"
+#include "transport/setup/self_test.h"
 
 namespace pg_sdma {
 namespace {
@@ -55,8 +55,8 @@ std::unique_ptr<TestMemory> test_memory(c10::Device device) {
   return std::make_unique<TensorMemory>(device);
 }
 
-std::string self_test(DirectTransport& transport, TestMemory& memory, const Engine& engine,
-                      int rank, int world, std::chrono::steady_clock::time_point deadline) {
+TestResult self_test(DirectTransport& transport, TestMemory& memory, const Engine& engine, int rank,
+                     int world, std::chrono::steady_clock::time_point deadline) {
   SelfTest test;
   test.rank = rank;
   test.world = world;

@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "transport/rendezvous.h"
+#include "transport/setup/rendezvous.h"
 
 namespace pg_sdma {
 

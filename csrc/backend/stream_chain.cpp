@@ -49,8 +49,8 @@ class StreamChain final : public Chain {
     inner_end_->record(bridge);
   }
 
-  void before_direct(Transport& transport) override {
-    queue_ = &transport.queue();
+  void before_direct(Queue& queue) override {
+    queue_ = &queue;
     const c10::Stream caller = guard_.getStream(*device_);
     if (asynchronous_) {
       queue_->follow_caller();

@@ -50,10 +50,11 @@ class Outputs {
         call.pieces.push_back(std::move(piece));
       }
       const long before = questions();
-      REQUIRE(transport_.agree(call).direct);
+      const Operation operation = transport_.agree(call);
+      REQUIRE(operation.decision.direct);
       asked_ += questions() - before;
       transport_.queue().use_callers_stream();
-      transport_.carry(call);
+      transport_.run(call, operation);
       REQUIRE(cuStreamSynchronize(caller) == 0);
       for (int i = first; i < last; ++i) look(i, number);
     }

@@ -9,7 +9,7 @@ import pytest
 from cpp_program import ROOT, build, run
 
 RULES = re.findall(
-    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/agree.h").read_text()
+    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/agreement/protocol.h").read_text()
 )
 
 # world, operations, slots of the ring, whether exports are opened, faults; how many states at least

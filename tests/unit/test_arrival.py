@@ -10,7 +10,7 @@ from cpp_program import ROOT, build, run
 from test_agree import check
 
 RULES = re.findall(
-    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/arrival.h").read_text()
+    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/agreement/late_protocol.h").read_text()
 )
 
 # world, operations, slots of the ring, faults; how many states at least
