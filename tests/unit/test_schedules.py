@@ -1,4 +1,4 @@
-"""All schedules: their programs in random orders of steps, and what goes wrong without each rule."""
+"""All schedules: their programs in random orders, and what goes wrong without each rule."""
 
 from __future__ import annotations
 
