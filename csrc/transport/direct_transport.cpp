@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <deque>
+#include <list>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -71,26 +71,30 @@ void DirectTransport::run(const Call& call, const Operation& operation, Reducer*
   const bool on_streams = engine_->stream_ordered();
   guarded(operation, [&] {
     ProgramWriter write(page_, self_.rank, self_.world, operation);
-    std::deque<Launch> launches;
-    std::vector<Program> programs;
+    std::list<Launch> launches;
+    LatePrograms programs;
+    const bool external = external_ && !operation.reduces;
     if (reducer != nullptr) {
-      programs.push_back(sums(write, call, *reducer, on_streams, launches));
+      programs.copies = sums(write, call, *reducer, on_streams, launches);
     } else if (operation.in_order_of_arrival()) {
       programs = copies_in_order_of_arrival(write);
     } else if (operation.staged) {
-      programs.push_back(staging_.copies(write));
-    } else if (on_streams && !external_) {
-      programs.push_back(copies_on_streams(write));
-    } else if (!external_) {
-      programs.push_back(copies_on_thread(write, engine_->wave_bytes()));
+      programs.copies = staging_.copies(write);
+    } else if (!external) {
+      programs.copies =
+          on_streams ? copies_on_streams(write) : copies_on_thread(write, engine_->wave_bytes());
     }
     if (watchdog_ && !operation.trial) {
       watchdog_->watch(operation.number, operation.name, call.total_bytes(), operation.deadline(),
                        operation.reduces ? "input" : "output");
     }
     const auto began = Clock::now();
-    for (const Program& program : programs) queue_->run(program, waiting);
-    if (programs.empty()) run_external(call, write, waiting);
+    if (external) {
+      run_external(call, write, waiting);
+    } else {
+      queue_->run(programs.copies, waiting);
+      if (!programs.end.empty()) queue_->run(programs.end, waiting);
+    }
     agreement_.note_time(call, operation, Clock::now() - began);
     // A rank that raises gives its input away, perhaps while this one was reading it.
     if (!on_streams) health_.check_fault();

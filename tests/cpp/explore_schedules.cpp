@@ -25,6 +25,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <list>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -386,7 +387,9 @@ class Rank {
       programs.push_back(
           sums(write, calls_[operation_], *reducer_, !options_.on_thread(), launches_));
     } else if (options_.schedule == "late") {
-      programs = copies_in_order_of_arrival(write);
+      LatePrograms late = copies_in_order_of_arrival(write);
+      programs.push_back(std::move(late.copies));
+      programs.push_back(std::move(late.end));
     } else if (options_.schedule == "staged") {
       programs.push_back(staging_.copies(write));
     } else if (options_.schedule == "thread") {
@@ -510,7 +513,7 @@ class Rank {
   bool begun_ = false;
   Operation operation_agreed_;
   std::unique_ptr<ByteReducer> reducer_;
-  std::deque<Launch> launches_;
+  std::list<Launch> launches_;
   std::deque<Running> programs_;
 };
 

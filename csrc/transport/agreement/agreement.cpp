@@ -54,8 +54,8 @@ Operation Agreement::agree(const Call& call) {
   inject::at("agree");
   parts_.health.check_fault();
   parts_.page.tell_core(self_.rank, this_core());
-  Draft draft{call, begin(call), {}, std::vector<CallRecord>(self_.world), "", ""};
-  draft.own = record_of(call, draft.operation);
+  Draft draft{call, begin(call), own_, records_, "", ""};
+  describe_own(call, draft.operation);
   draft.operation.bytes = draft.own.total_bytes;
   AgreementProtocol<RecordsOnPage> protocol(self_.rank, self_.world, ring_,
                                             parts_.engine.opens_exports() && gathers_exposed_);
@@ -140,16 +140,15 @@ bool Agreement::exposes(const Operation& operation) const {
   return gathers_exposed_ || operation.reduces;
 }
 
-CallRecord Agreement::record_of(const Call& call, const Operation& operation) {
-  CallRecord record = describe(call, operation.exchange, self_.world);
-  record.pulls = asks_for_pull(call) ? 1 : 0;
-  if (record.summary.state == CallState::kInvalid) return record;
+void Agreement::describe_own(const Call& call, const Operation& operation) {
+  own_ = describe(call, operation.exchange, self_.world);
+  own_.pulls = asks_for_pull(call) ? 1 : 0;
+  if (own_.summary.state == CallState::kInvalid) return;
   try {
-    share(call, operation, record);
+    share(call, operation, own_);
   } catch (const CannotShare& error) {
-    record.refuse(CallState::kUnshareable, error.what());
+    own_.refuse(CallState::kUnshareable, error.what());
   }
-  return record;
 }
 
 void Agreement::share(const Call& call, const Operation& operation, CallRecord& record) {

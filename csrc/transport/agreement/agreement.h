@@ -59,17 +59,17 @@ class Agreement {
   struct Draft {
     const Call& call;
     Operation operation;
-    CallRecord own;
-    std::vector<CallRecord> records;  // of peers
-    std::string why_not;              // a peer's memory cannot be opened
-    std::string mismatch;             // the records, where they contradict each other
+    CallRecord& own;
+    std::vector<CallRecord>& records;  // of peers
+    std::string why_not;               // a peer's memory cannot be opened
+    std::string mismatch;              // the records, where they contradict each other
   };
   class RecordsOnPage;
   class ArrivalsOnPage;
   using Deadline = Clock::time_point;
 
   Operation begin(const Call& call);
-  CallRecord record_of(const Call& call, const Operation& operation);
+  void describe_own(const Call& call, const Operation& operation);
   void share(const Call& call, const Operation& operation, CallRecord& record);
   Decision not_direct(const Draft& draft, Outcome outcome) const;
   bool exposes(const Operation& operation) const;
@@ -97,6 +97,9 @@ class Agreement {
   const uint64_t ring_;
   const bool keep_staging_;
   const Parts parts_;
+  // A draft's, kept because they are long.
+  CallRecord own_;
+  std::vector<CallRecord> records_{static_cast<size_t>(self_.world)};
   bool gathers_exposed_ = true;
   WaitPolicy wait_policy_;
   Preference preference_;

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/memory/control_page.h"
 #include "transport/health/peers.h"
+#include "transport/memory/control_page.h"
 
 namespace pg_sdma {
 

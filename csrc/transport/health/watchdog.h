@@ -9,8 +9,8 @@
 #include <string>
 #include <thread>
 
-#include "transport/memory/control_page.h"
 #include "transport/health/peers.h"
+#include "transport/memory/control_page.h"
 
 namespace pg_sdma {
 

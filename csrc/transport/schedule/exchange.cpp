@@ -7,7 +7,14 @@ char* bytes_at(const void* data) { return static_cast<char*>(const_cast<void*>(d
 
 Exchange all_gather(const Call& call, int rank, int world, bool pushes) {
   const bool writes = pushes && !call.listed;
+  const size_t tensors = call.pieces.size();
+  const size_t blocks = tensors * static_cast<size_t>(world);
   Exchange exchange;
+  exchange.sizes.reserve(tensors);
+  exchange.own.reserve(tensors);
+  exchange.exposed.reserve(tensors);
+  exchange.reads.reserve(blocks);
+  if (writes) exchange.writes.reserve(blocks);
   for (const Piece& piece : call.pieces) {
     exchange.sizes.push_back(piece.bytes);
     exchange.own.push_back({bytes_at(piece.input), bytes_at(piece.outputs[rank])});
@@ -16,7 +23,7 @@ Exchange all_gather(const Call& call, int rank, int world, bool pushes) {
                                       : Region{piece.input, piece.bytes});
   }
   for (int peer = 0; peer < world; ++peer) {
-    for (size_t t = 0; t < call.pieces.size(); ++t) {
+    for (size_t t = 0; t < tensors; ++t) {
       const Piece& piece = call.pieces[t];
       // In a peer's output its own shard lies in its place.
       const size_t shard = writes ? static_cast<size_t>(peer) * piece.bytes : 0;

@@ -4,7 +4,7 @@
 
 namespace pg_sdma {
 
-std::vector<Program> copies_in_order_of_arrival(ProgramWriter& write) {
+LatePrograms copies_in_order_of_arrival(ProgramWriter& write) {
   const std::vector<int>& earlier = *write.operation().earlier;
   const Chunk all = std::move(cut(write.operation().exchange.sizes, SIZE_MAX).front());
   // Before this rank is ready, because peers read it where it comes to lie.
@@ -24,12 +24,12 @@ std::vector<Program> copies_in_order_of_arrival(ProgramWriter& write) {
     await_ready(peer, ++track);
     write.write(peer, all, track);
   }
-  std::vector<Program> programs;
-  programs.push_back(write.take());
+  LatePrograms programs;
+  programs.copies = write.take();
   // A program of its own: what is read runs beside what is written, and `done` speaks of both.
   write.tell_done();
   write.await_all_done();
-  programs.push_back(write.take());
+  programs.end = write.take();
   return programs;
 }
 

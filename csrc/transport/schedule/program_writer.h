@@ -19,7 +19,9 @@ namespace pg_sdma {
 class ProgramWriter {
  public:
   ProgramWriter(ControlPage& page, int rank, int world, const Operation& operation)
-      : page_(page), rank_(rank), world_(world), operation_(operation) {}
+      : page_(page), rank_(rank), world_(world), operation_(operation) {
+    program_.reserve(kUsual);
+  }
 
   void tell_ready();
   void tell_done();
@@ -44,6 +46,8 @@ class ProgramWriter {
   Program take() { return std::exchange(program_, {}); }
 
  private:
+  static constexpr size_t kUsual = 16;  // steps, for which one allocation is enough
+
   void read_part(int peer, const Part& part, char* to, uint32_t track);
 
   ControlPage& page_;

@@ -3,7 +3,7 @@
 namespace pg_sdma {
 
 Program sums(ProgramWriter& write, const Call& call, Reducer& reducer, bool on_streams,
-             std::deque<Launch>& launches) {
+             std::list<Launch>& launches) {
   const std::vector<Chunk> chunks =
       cut_aligned(write.operation().exchange.sizes, reducer.room(), kMostElement);
   if (on_streams) write.tell_ready();

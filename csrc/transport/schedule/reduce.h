@@ -2,7 +2,7 @@
 // the next copies where the engine is stream-ordered.
 #pragma once
 
-#include <deque>
+#include <list>
 
 #include "transport/schedule/program_writer.h"
 
@@ -11,6 +11,6 @@ namespace pg_sdma {
 // `call` and `launches` outlive the program. `on_streams`: else all ranks are ready before any of
 // them begins.
 Program sums(ProgramWriter& write, const Call& call, Reducer& reducer, bool on_streams,
-             std::deque<Launch>& launches);
+             std::list<Launch>& launches);
 
 }  // namespace pg_sdma

@@ -25,8 +25,8 @@
 #include <string>
 #include <vector>
 
-#include "transport/memory/control_page.h"
 #include "transport/health/peers.h"
+#include "transport/memory/control_page.h"
 #include "transport/setup/vote_records.h"
 
 namespace pg_sdma {
