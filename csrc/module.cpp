@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/device_reducer.h"
-#include "backend/kernels.h"
+#include "backend/collectives/device_reducer.h"
+#include "backend/collectives/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
 #include "python_all_gather.h"

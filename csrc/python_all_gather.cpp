@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "backend/stream_work.h"
+#include "backend/order/stream_work.h"
 
 namespace pg_sdma {
 namespace {

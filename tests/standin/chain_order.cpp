@@ -14,11 +14,11 @@
 #include "torch_device.h"
 
 // With the chain, in one translation unit: torch's headers take longer than all else.
-#include "backend/arguments.cpp"
-#include "backend/collective.cpp"
-#include "backend/joint_work.cpp"
-#include "backend/stream_chain.cpp"
-#include "backend/stream_work.cpp"
+#include "backend/collectives/arguments.cpp"
+#include "backend/collectives/collective.cpp"
+#include "backend/order/joint_work.cpp"
+#include "backend/order/stream_chain.cpp"
+#include "backend/order/stream_work.cpp"
 
 using namespace pg_sdma;
 using namespace standin_test;
