@@ -7,6 +7,7 @@
 #include <cstring>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "memory.h"
 
@@ -82,6 +83,8 @@ int cuIpcOpenMemHandle_v2(Address* base, IpcHandle handle, unsigned flags) {
   physical->device = contents.device;
   physical->id = next_id();
   *base = place = map_at(0, *physical, contents.bytes);
+  // What is mapped needs it no more, and a process may have but so many.
+  close(std::exchange(physical->file, -1));
   regions.emplace(*base,
                   Region{Region::Kind::kImport, contents.bytes, std::move(physical), next_id()});
   return kSuccess;
