@@ -22,7 +22,7 @@ class Constant:
     value: float
     unit: str
     meaning: str
-    source: str  # a measurement in docs/performance.md, or "assumed" and why
+    source: str  # a measurement in docs/results.md, or "assumed" and why
 
 
 CONSTANTS = {

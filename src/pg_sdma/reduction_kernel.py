@@ -17,7 +17,7 @@ from triton.compiler import ASTSource
 
 # Thread blocks of a launch: each goes on with the next block of elements until all are summed. 32
 # keep up with NVLink while nothing else runs. Beside multiplications they fall behind, and being
-# fewer for longer they take as much from those: docs/performance.md.
+# fewer for longer they take as much from those: docs/experiments.md.
 BLOCKS = 128
 THREADS = 256  # of a block
 # Of each slice, what a thread reads before it adds up. More of it hides more of the memory's
