@@ -115,23 +115,24 @@ MACHINES = {
         8,
         "mi300x_link",
         mesh=True,
-        remark="one link a peer, so it counts on how many hardware queues the copies are spread: 4 "
-        "are ROCm's default, docs/amd.md; the host's part is CUDA's",
+        remark="each peer has a link of its own, so the number of hardware queues over which the "
+        "copies are spread matters. ROCm's default is 4 (docs/amd.md). The host's part is CUDA's",
     ),
     "nvl72": Machine(
         "NVL72",
         72,
         "nvl72",
-        remark="its 18 trays are hosts of their own, so today the inner carries this group; the "
-        "model is of a page that all of them can reach",
+        remark="its 18 trays are hosts of their own, so today the inner carries this group. The "
+        "model assumes a page that all of them can reach",
     ),
     "hosts": Machine(
         "4 hosts of 8x H200",
         8,
         "h200",
         hosts=4,
-        remark="today the inner carries this group; the model is of a gather over the network "
-        "among ranks of one place on their hosts, then a direct one within each host",
+        remark="today the inner carries this group. The model is of two gathers: one over the "
+        "network, among the ranks with the same place on their hosts, then a direct one within "
+        "each host",
     ),
 }
 
