@@ -1,9 +1,9 @@
-"""A model of how direct all-gathers grow with the number of ranks. No measurement: see `Constant`.
+"""A model, not a measurement, of how direct all-gathers grow with the number of ranks.
 
-Alpha-beta: a call costs each rank's host a fixed time and one for each peer, and its device a fixed
-time, one for each peer, and its bytes over the bandwidth. docs/scaling.md has the reasoning, what
-the model leaves out, and what follows. Times are in microseconds, bandwidths in GB/s (10^9), bytes
-of an output over all ranks; a GB/s is 1000 bytes a microsecond.
+Alpha-beta: a call costs each rank's host a fixed time and one for each peer. It costs the device a
+fixed time, one for each peer, and the bytes over the bandwidth. docs/scaling.md says what the model
+leaves out and what follows from it. Times are in microseconds and bandwidths in GB/s (10^9), so a
+GB/s is 1000 bytes a microsecond. Bytes are those of an output over all ranks.
 """
 
 from __future__ import annotations

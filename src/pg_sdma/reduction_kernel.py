@@ -1,8 +1,9 @@
 """The kernel that sums a direct reduce-scatter's slices on a GPU. Imports Triton.
 
-What peers sent has landed in rows, one a peer; the own slice is read where it lies. Equal in every
-bit to what pg_sdma does with ATen for CPU tensors: the slices are added in rank order in fp32 (fp64
-for fp64), the sum is scaled in that precision, and rounded once. pg_sdma._C launches it.
+The peers' slices have arrived in rows, one a peer. The own slice is read where it lies. The result
+equals in every bit what pg_sdma does with ATen for CPU tensors: the slices are added in rank order
+in fp32 (fp64 for fp64), the sum is scaled in that precision, and rounded once. pg_sdma._C launches
+it.
 """
 
 from __future__ import annotations

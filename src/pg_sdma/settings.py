@@ -1,6 +1,7 @@
 """Every environment variable of pg_sdma, declared once.
 
-`python -m pg_sdma.settings` prints docs/settings.md, which a test holds to these declarations.
+`python -m pg_sdma.settings` prints docs/settings.md. A test compares that page with these
+declarations.
 """
 
 from __future__ import annotations
