@@ -17,12 +17,12 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "backend/device_reducer.h"
-#include "backend/kernels.h"
+#include "backend/collectives/device_reducer.h"
+#include "backend/collectives/kernels.h"
 #include "engine/inject.h"
 #include "gil_holder.h"
-#include "python_courier.h"
-#include "transport/slots.h"
+#include "python_all_gather.h"
+#include "transport/schedule/staged.h"
 
 namespace pg_sdma {
 namespace {
@@ -130,8 +130,8 @@ std::optional<kernels::Kernel> compile_with(const py::function& compile, const k
 }
 
 // Asks Python for a rank's part in mori's all-gathers. Called without the GIL.
-std::shared_ptr<CourierOffer> offer_with(const py::function& make, const Group& group,
-                                         c10::Device device) {
+std::shared_ptr<ExternalOffer> offer_with(const py::function& make, const Group& group,
+                                          c10::Device device) {
   py::gil_scoped_acquire gil;
   try {
     return python_offer(make(device.str(), group.name, group.rank, group.size,
@@ -153,7 +153,7 @@ std::string static_rule(uint64_t total_bytes, uint32_t tensors, bool even, bool 
 
 // Bytes of a slot of shared memory in a group of CPU tensors; 0: so many ranks have none.
 size_t slot_bytes(int world, uint64_t ring) {
-  return Slots::shape(world, ControlPage::bytes(world, ring)).bytes;
+  return StagingBuffers::shape(world, ControlPage::bytes(world, ring)).bytes;
 }
 
 // (bytes of each peer's slice that land at a time, landings) of a reduce-scatter of GPU tensors,

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "backend/collectives/gather.h"
+#include "backend/collectives/reduce_scatter.h"
 #include "backend/delegating.h"
-#include "backend/gather.h"
-#include "backend/reduce_scatter.h"
 
 namespace pg_sdma {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "backend/coalesced_gather.h"
-#include "backend/joint_work.h"
+#include "backend/collectives/coalesced_gather.h"
+#include "backend/order/joint_work.h"
 
 namespace pg_sdma {
 namespace {

@@ -4,9 +4,8 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <cstdio>
+#include <utility>
 
-#include "backend/store_board.h"
 #include "transport/enqueuing.h"
 
 namespace pg_sdma {
@@ -31,14 +30,11 @@ Lane::Lane(std::shared_ptr<const Group> group, c10::DeviceType device,
       inner_(std::move(inner)),
       inner_name_(inner_->getBackendName()),
       timeout_(group_->timeout),
-      recorder_(group_->settings.trace_entries),
-      direct_(recorder_.keep("")),
-      deferred_(recorder_.keep(FlightRecorder::kInOrderOfArrival)),
-      not_ours_(recorder_.keep("not an operation that goes direct")),
-      rendezvous_(vote_options(),
-                  std::make_shared<StoreBoard>(group_->store, [this] { return fault(); })),
+      log_(group_, inner_name_),
+      setup_(
+          group_, device, inner_name_,
+          {[this] { return fault(); }, [this](const std::string& why) { log_.write_fault(why); }}),
       chain_(make_chain(device)) {
-  rendezvous_.join();
   flight_record::add(this);
 }
 
@@ -57,7 +53,7 @@ Lane::~Lane() {
 
 WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
   check_fork();
-  if (group_->settings.enabled && collective->facts.total_bytes >= ready_from_) {
+  if (group_->settings.enabled && collective->facts.total_bytes >= setup_.ready_from()) {
     collective->get_ready();
   }
   std::lock_guard<std::timed_mutex> lock(mutex_);
@@ -65,15 +61,15 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
                    collective->call.operation, ": group ", group_->name, " has been destroyed");
   if (collective->call.timeout.count() <= 0) collective->call.timeout = timeout_.load();
   collective->inner = inner_name_;
-  add_to_record(*collective);
+  log_.add(*collective);
   try {
     // A worker that is busy decides in its turn. It also votes for asynchronous calls, which must
     // not hold up their caller: a peer may be waiting for what the caller does next.
-    const bool later = chain_->busy() || (chain_->has_worker() && collective->async && !voted_ &&
-                                          !collective->facts.coalescing);
+    const bool later = chain_->busy() || (chain_->has_worker() && collective->async &&
+                                          !setup_.voted() && !collective->facts.coalescing);
     if (!later) {
       prepare(*collective);
-      const std::string refusal = static_refusal(collective->facts, policy_);
+      const std::string refusal = static_refusal(collective->facts, setup_.policy());
       if (!refusal.empty()) return take_inner(*collective, refusal);
     }
     return chain_->run(std::move(collective), *this);
@@ -87,21 +83,21 @@ WorkPtr Lane::run(std::shared_ptr<Collective> collective) {
 }
 
 std::vector<WorkPtr> Lane::carry(Collective& collective) {
-  if (!voted_) prepare(collective);
-  if (recorder_.on()) {
+  if (!setup_.voted()) prepare(collective);
+  log_.start(collective, [&] {
     void* stream = nullptr;
     if (device_ != c10::kCPU) {
       const c10::Device device = collective.device();
       stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
     }
-    recorder_.start(collective.record, reinterpret_cast<uintptr_t>(stream));
-  }
+    return reinterpret_cast<uintptr_t>(stream);
+  });
   try {
     return carry_parts(collective);
   } catch (const GroupFault&) {
     throw;  // it has neither ended nor failed: what it waits for is what the record is for
   } catch (const std::exception&) {
-    recorder_.end(collective.record, FlightRecorder::State::kFailed);
+    log_.end(collective, FlightRecorder::State::kFailed);
     throw;
   }
 }
@@ -111,7 +107,8 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
   const auto add = [&](const WorkPtr& work) {
     if (work) pending.push_back(work);
   };
-  if (const std::string refusal = static_refusal(collective.facts, policy_); !refusal.empty()) {
+  const std::string refusal = static_refusal(collective.facts, setup_.policy());
+  if (!refusal.empty()) {
     add(take_inner(collective, refusal));
     return pending;
   }
@@ -122,23 +119,17 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
   do {
     const size_t last = std::min<size_t>(tensors, first + kMaxTensors);
     const Call part = collective.part(first, last);
-    recorder_.route(collective.record, transport_->number() + 1, nullptr);  // while it is undecided
-    auto alone = enqueue_alone(one_at_a_time_);
-    const Decision decision = transport_->agree(part);
-    stats_.count(part.operation, decision.reason, part.total_bytes());
-    if (recorder_.on()) {
-      const std::string* why = !decision.direct         ? recorder_.keep(decision.reason)
-                               : transport_->deferred() ? deferred_
-                                                        : direct_;
-      recorder_.route(collective.record, transport_->number(), why);
-    }
-    if (decision.direct) {
+    log_.undecided(collective, transport_->number() + 1);
+    auto alone = enqueue_alone(setup_.one_at_a_time());
+    const Operation operation = transport_->agree(part);
+    log_.decided(collective, part, operation);
+    if (operation.decision.direct) {
       RECORD_FUNCTION("sdma::" + part.operation + " direct", std::vector<c10::IValue>());
-      carry_direct(collective, part);
+      run_direct(collective, part, operation);
     } else {
       if (alone) alone.unlock();
       all_direct = false;
-      refuse_silence(collective, decision.reason);
+      raise_if_strict(collective, operation.decision.reason);
       transport_->note_elsewhere(collective.name());
       chain_->before_inner();
       for (const WorkPtr& work : collective.part_on_inner(*inner_, first, last)) {
@@ -149,58 +140,67 @@ std::vector<WorkPtr> Lane::carry_parts(Collective& collective) {
     first = last;
   } while (first < tensors);
   using State = FlightRecorder::State;
-  const State ended = engine_->stream_ordered() ? State::kEnqueued : State::kCompleted;
-  recorder_.end(collective.record, all_direct ? ended : State::kIssued);
+  const State ended = setup_.engine().stream_ordered() ? State::kEnqueued : State::kCompleted;
+  log_.end(collective, all_direct ? ended : State::kIssued);
   return pending;
 }
 
 // Were a failure here this rank's alone, its next operation would write counters that release the
 // peers from this one, without its shard.
-void Lane::carry_direct(Collective& collective, const Call& part) {
+void Lane::run_direct(Collective& collective, const Call& part, const Operation& operation) {
   try {
-    chain_->before_direct(*transport_);
-    collective.carry(*transport_, part);
+    chain_->before_direct(transport_->queue());
+    collective.run(*transport_, part, operation);
   } catch (const GroupFault&) {
     throw;
   } catch (const std::exception& error) {
-    transport_->cannot_begin(error.what());
+    transport_->cannot_begin(operation, error.what());
   }
 }
 
 WorkPtr Lane::take_inner(Collective& collective, const std::string& reason) {
-  if (recorder_.on()) recorder_.route(collective.record, 0, recorder_.keep(reason));
-  recorder_.end(collective.record, FlightRecorder::State::kFailed);  // unless it comes to be issued
+  log_.refused(collective, reason);
   if (!collective.call.invalid.empty()) throw BadCall(collective.call.invalid);
-  refuse_silence(collective, reason);
-  stats_.count(collective.call.operation, reason, collective.facts.total_bytes);
+  raise_if_strict(collective, reason);
+  log_.count_inner(collective, reason);
   note_elsewhere(collective.name());
   chain_->before_inner();
   WorkPtr work = collective.on_inner(*inner_);
   chain_->after_inner(work);
-  recorder_.end(collective.record, FlightRecorder::State::kIssued);
+  log_.issued(collective.record);
   return work;
 }
 
-void Lane::refuse_silence(const Collective& collective, const std::string& reason) const {
-  TORCH_CHECK(!group_->settings.strict || off_everywhere_, "rank ", group_->rank,
-              ": PG_SDMA_STRICT=1: ", collective.call.operation, " of group ", group_->name,
-              " would use the inner backend ", inner_->getBackendName(), ": ", reason, " (",
-              collective.facts.total_bytes, " bytes in ", collective.facts.tensors,
-              collective.facts.tensors == 1 ? " tensor)" : " tensors)",
-              "; remove what keeps it from going direct, or unset PG_SDMA_STRICT");
+// What all ranks have switched off is not missed.
+void Lane::raise_if_strict(const Collective& collective, const std::string& reason) const {
+  if (!setup_.off_everywhere()) log_.raise_if_strict(collective, reason);
 }
 
 // For the messages of peers that are at another call.
 void Lane::note_elsewhere(const char* operation) {
   if (transport_) transport_->note_elsewhere(operation);
-  if (!voted_) rendezvous_.note_elsewhere(operation);
+  setup_.note_elsewhere(operation);
 }
 
 void Lane::prepare(Collective& collective) {
   if (const std::string why = fault(); !why.empty()) throw GroupFault(why);
-  if (!engine_ && !voted_) make_engine(collective.device());
-  collective.facts.capturing = engine_ && engine_->capturing();
-  if (!voted_ && !collective.facts.capturing && !collective.facts.coalescing) vote();
+  setup_.make_engine(collective.device());
+  collective.facts.capturing = setup_.capturing();
+  if (!setup_.voted() && !collective.facts.capturing && !collective.facts.coalescing) vote();
+}
+
+void Lane::vote() {
+  try {
+    GroupSetup::Outcome outcome = setup_.vote(timeout_.load());
+    std::lock_guard<std::mutex> lock(fault_mutex_);
+    if (!fault_.empty()) throw GroupFault(fault_);  // since the vote
+    way_ = outcome.way;
+    transport_ = std::move(outcome.transport);
+  } catch (const GroupFault& error) {
+    end(error.what());
+    log_.write_fault(fault());
+    throw GroupFault(fault());
+  }
 }
 
 void Lane::shutdown() {
@@ -223,8 +223,7 @@ void Lane::leave(bool process_ends) {
   std::unique_lock<std::timed_mutex> lock(mutex_, std::defer_lock);
   await_end([&lock](std::chrono::milliseconds limit) { return lock.try_lock_for(limit); });
   if (!lock) lock.lock();
-  voted_ = true;
-  policy_.refusal = "the process is exiting";
+  setup_.close("the process is exiting");
   if (transport_) transport_->drain();  // while abort() can reach it
   std::shared_ptr<DirectTransport> transport;
   {
@@ -268,34 +267,10 @@ void Lane::end(const std::string& why) {
   if (transport) transport->abort(why);
 }
 
-void Lane::add_to_record(Collective& collective) {
-  if (!recorder_.on()) return;
-  FlightRecorder::Made made{collective.name()};
-  CallSizes::fill(made, collective.outputs(), collective.inputs());
-  made.async = collective.async;
-  made.timeout_ms = collective.call.timeout.count();
-  collective.record = recorder_.add(made);
-}
-
-void Lane::record_fault(const std::string& why) {
-  if (group_->settings.trace_file.empty() || fault_recorded_.exchange(true)) return;
-  const auto own = static_cast<size_t>(group_->rank);
-  const auto& ranks = group_->global_ranks;
-  const std::string failed = flight_record::write(
-      group_->settings.trace_file, own < ranks.size() ? ranks[own] : group_->rank, why);
-  if (!failed.empty()) std::fprintf(stderr, "pg_sdma: no flight record: %s\n", failed.c_str());
-}
-
 LaneRecord Lane::record() const {
   LaneRecord record;
-  record.group = group_->name;
+  log_.fill(record);
   record.device = c10::DeviceTypeName(device_, /*lower_case=*/true);
-  record.inner = inner_name_;
-  record.rank = group_->rank;
-  record.global_ranks = group_->global_ranks;
-  record.capacity = recorder_.capacity();
-  record.recorded = recorder_.recorded();
-  record.entries = recorder_.entries();
   // The lock keeps the transport there without owning it: the last owner joins its threads, and
   // this may be one of them.
   std::lock_guard<std::mutex> lock(fault_mutex_);

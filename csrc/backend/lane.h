@@ -3,72 +3,22 @@
 #pragma once
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <atomic>
 #include <functional>
-#include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
-#include "backend/call_sizes.h"
-#include "backend/chain.h"
-#include "backend/flight_record.h"
-#include "backend/flight_recorder.h"
 #include "backend/fork_guard.h"
-#include "backend/stats.h"
-#include "transport/rendezvous.h"
+#include "backend/group.h"
+#include "backend/log/call_log.h"
+#include "backend/log/call_sizes.h"
+#include "backend/order/chain.h"
+#include "backend/setup/group_setup.h"
 
 namespace pg_sdma {
-
-// From which size on calls go direct where a machine was tuned; none: not measured.
-struct TunedBounds {
-  std::optional<uint64_t> min_bytes, min_sum_bytes, min_mean_bytes;  // as in Policy
-  std::string text;  // the same in words: must be equal on all ranks
-};
-
-// The settings of src/pg_sdma/settings.py, which declares and documents them, as C++ needs them.
-struct Settings {
-  bool enabled = true;
-  bool all_gathers = true;       // go direct
-  bool reduce_scatters = false;  // go direct
-  uint64_t landing_bytes = uint64_t{64} << 20;
-  std::string no_device_sums;         // why reduce-scatters of device tensors cannot go direct
-  std::optional<uint64_t> min_bytes;  // none: what was tuned, or the engine's default
-  std::map<c10::DeviceType, TunedBounds> tuned;
-  std::optional<double> patience_ms;  // none: the engine's default
-  bool slots = true;
-  bool defer = true;  // all-gathers for which ranks are late
-  std::vector<c10::DeviceType> peer_copies_on{c10::kCPU, c10::kCUDA};  // the lanes that may copy
-  std::vector<c10::DeviceType> mori_on;  // the lanes that mori may serve
-  std::string no_mori;                   // why mori serves none, where it was asked for
-  uint64_t mori_bytes = 0;               // of its memory on each device
-  bool whole_job = true;                 // the group has every rank of the job
-  bool strict = false;
-  bool let_peers_read = true;
-  uint64_t ring = 16;
-  bool allow_same_device = false;
-  bool allow_pcie = false;
-  bool hip = false;    // torch was built for ROCm: "cuda" means HIP
-  std::string driver;  // library to open instead of the vendor's
-  uint64_t trace_entries = 0;
-  std::string trace_file;  // where a broken group's flight record goes; empty: nowhere
-  std::string agreed;      // what must be equal on all ranks, as text
-};
-
-// What the lanes of a group share.
-struct Group {
-  int rank = 0;
-  int size = 1;
-  std::string name;
-  c10::intrusive_ptr<c10d::Store> store;
-  Settings settings;
-  std::chrono::milliseconds timeout{0};
-  std::vector<int> global_ranks;  // of all ranks
-};
 
 class Lane final : private Carrier, private Recorded {
  public:
@@ -85,16 +35,16 @@ class Lane final : private Carrier, private Recorded {
     check_fork();
     std::lock_guard<std::timed_mutex> lock(mutex_);
     uint64_t record = 0;
-    if (recorder_.on()) {
+    if (log_.records()) {
       FlightRecorder::Made made{operation};
       CallSizes::fill(made, args...);
-      record = recorder_.add(made);
+      record = log_.add(made);
     }
     auto call = [this, operation, record, method](Args&... args) {
       note_elsewhere(operation);
-      recorder_.route(record, 0, not_ours_);
+      log_.not_ours(record);
       WorkPtr work = std::invoke(method, *inner_, args...);
-      recorder_.end(record, FlightRecorder::State::kIssued);
+      log_.issued(record);
       return work;
     };
     if (chain_->busy()) {
@@ -110,7 +60,7 @@ class Lane final : private Carrier, private Recorded {
   // here, or when the inner returned null.
   WorkPtr run(std::shared_ptr<Collective> collective);
 
-  std::vector<Stats::Row> stats() const { return stats_.rows(); }
+  std::vector<Stats::Row> stats() const { return log_.stats(); }
   void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
 
   // After a fork, every entry raises in the child and every teardown does nothing.
@@ -134,19 +84,14 @@ class Lane final : private Carrier, private Recorded {
  private:
   std::vector<WorkPtr> carry(Collective& collective) override;
   std::vector<WorkPtr> carry_parts(Collective& collective);
-  void carry_direct(Collective& collective, const Call& part);
-  void add_to_record(Collective& collective);
-  void record_fault(const std::string& why);
-
-  void note_elsewhere(const char* operation);
-  void prepare(Collective& collective);
-  Rendezvous::Options vote_options();
-  void make_engine(c10::Device device);
-  std::shared_ptr<CourierOffer> offer_mori() const;
-  std::string announcement(const Rendezvous::Result& result, const std::string& which) const;
-  void vote();
+  void run_direct(Collective& collective, const Call& part, const Operation& operation);
   WorkPtr take_inner(Collective& collective, const std::string& reason);
-  void refuse_silence(const Collective& collective, const std::string& reason) const;
+  void raise_if_strict(const Collective& collective, const std::string& reason) const;
+  void note_elsewhere(const char* operation);
+  // Has an engine, and a vote where the group has none yet.
+  void prepare(Collective& collective);
+  void vote();
+
   void leave(bool process_ends);
   // Until `ended`, asked with how long it may wait, says so; what a broken group has pending is
   // given up.
@@ -161,27 +106,7 @@ class Lane final : private Carrier, private Recorded {
   const std::string inner_name_;  // for threads that must not wait for Python
   std::atomic<std::chrono::milliseconds> timeout_;
   ForkGuard fork_guard_;
-  Stats stats_;
-  FlightRecorder recorder_;
-  const std::string* const direct_;      // the empty reason
-  const std::string* const deferred_;    // of direct ones for which ranks were late
-  const std::string* const not_ours_;    // why other collectives are the inner's
-  std::atomic<bool> live_{false};        // once the vote is over
-  std::atomic<uint64_t> ready_from_{0};  // bytes from which Collective::get_ready() has a point
-  std::atomic<bool> fault_recorded_{false};
-
-  // The chain's: one collective is issued at a time. What follows is read and written under it, or
-  // by the chain's worker while it is busy.
-  std::timed_mutex mutex_;
-  Rendezvous rendezvous_;
-  bool voted_ = false;
-  bool closed_ = false;
-  Policy policy_;
-  bool off_everywhere_ = false;  // PG_SDMA=off on every rank
-  std::shared_ptr<Engine> engine_;
-  bool one_at_a_time_ = false;  // Engine::shares_hardware_queues
-  std::string no_engine_;       // why there is none
-  std::optional<c10::Device> engine_device_;
+  CallLog log_;
 
   // Guards what abort() needs while a call that waits for its peers holds mutex_.
   mutable std::mutex fault_mutex_;
@@ -189,17 +114,14 @@ class Lane final : private Carrier, private Recorded {
   std::string way_ = "no vote yet";
   std::shared_ptr<DirectTransport> transport_;  // written under both mutexes
 
+  // The chain's: one collective is issued at a time. What follows is read and written under it, or
+  // by the chain's worker while it is busy.
+  std::timed_mutex mutex_;
+  GroupSetup setup_;
+  bool closed_ = false;
+
   std::mutex leaving_;
   std::unique_ptr<Chain> chain_;  // last: its worker uses all of the above
 };
-
-// Who hears the one line a group logs, and what in it the user has to be warned of, if anything;
-// set by the Python side.
-using Log = std::function<void(const std::string& line, const std::string& warning)>;
-void set_log(Log log);
-
-// Who makes a rank's part in mori's all-gathers, for tensors on a device; set by the Python side.
-using Mori = std::function<std::shared_ptr<CourierOffer>(const Group&, c10::Device)>;
-void set_mori(Mori mori);
 
 }  // namespace pg_sdma

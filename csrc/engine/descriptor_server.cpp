@@ -97,7 +97,8 @@ void send_reply(int connection, const Reply& reply, const std::vector<Descriptor
     header->cmsg_len = CMSG_LEN(size);
     std::memcpy(CMSG_DATA(header), numbers.data(), size);
   }
-  if (sendmsg(connection, &message, MSG_NOSIGNAL) < 0) fail("sendmsg");
+  // There is room for it: a peer asks again once it has the answer.
+  if (sendmsg(connection, &message, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) fail("sendmsg");
 }
 
 Reply receive_reply(int connection, bool asked, std::vector<Descriptor>& descriptors) {
@@ -169,48 +170,66 @@ void DescriptorServer::serve() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  // A peer that has connected and is stopped before it asks holds up no other.
+  std::vector<Descriptor> connections;
   for (;;) {
-    std::array<pollfd, 2> events{pollfd{listener_.number(), POLLIN, 0},
-                                 pollfd{stop_.number(), POLLIN, 0}};
-    if (poll(events.data(), events.size(), -1) < 0 && errno != EINTR) return;
-    if (events[1].revents != 0) return;
-    if (events[0].revents == 0) continue;
-    const Descriptor connection(accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (connection.number() < 0) continue;
-    try {
-      answer(connection.number());
-    } catch (const std::exception&) {
-      // A peer that went away or asked nonsense learns by the closed connection.
+    std::vector<pollfd> events{{stop_.number(), POLLIN, 0}, {listener_.number(), POLLIN, 0}};
+    for (const Descriptor& each : connections) events.push_back({each.number(), POLLIN, 0});
+    if (poll(events.data(), events.size(), -1) < 0) {
+      if (errno == EINTR) continue;
+      return;
     }
+    if (events[0].revents != 0) return;
+    std::vector<Descriptor> kept;
+    for (size_t i = 0; i < connections.size(); ++i) {
+      if (events[2 + i].revents == 0 || answered(connections[i].number())) {
+        kept.push_back(std::move(connections[i]));
+      }
+    }
+    connections.swap(kept);
+    if (events[1].revents == 0) continue;
+    Descriptor connection(accept4(listener_.number(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (connection.number() < 0) {
+      poll(events.data(), 1, 10);  // out of descriptors, maybe: the peer stays in the queue
+      continue;
+    }
+    connections.push_back(std::move(connection));
   }
 }
 
-void DescriptorServer::answer(int connection) {
-  set_patience(connection);
-  if (peer_of(connection).uid != geteuid()) return;
-  for (;;) {
-    Request request;
-    if (recv(connection, &request, sizeof request, 0) != sizeof request) return;
-    if (request.count == 0 || request.count > kMostAtOnce) return;
-    Reply reply{};
-    std::vector<Descriptor> descriptors;
-    try {
-      if (request.serials[0] == 0) {
-        const std::vector<Chunk> chunks =
-            source_.chunks(request.export_id, request.first, request.count, reply.segment);
-        reply.count = chunks.size();
-        std::copy(chunks.begin(), chunks.end(), reply.chunks.begin());
-      } else {
-        descriptors = source_.descriptors(
-            request.export_id, {request.serials.begin(), request.serials.begin() + request.count});
-        reply.count = descriptors.size();
-        for (size_t i = 0; i < descriptors.size(); ++i) reply.bytes[i] = descriptors[i].bytes();
-      }
-    } catch (const std::exception& error) {
-      std::strncpy(reply.why, error.what(), sizeof reply.why - 1);
-    }
-    send_reply(connection, reply, descriptors);
+bool DescriptorServer::answered(int connection) {
+  try {
+    return answer(connection);
+  } catch (const std::exception&) {
+    return false;  // a peer that went away or asked nonsense learns by the closed connection
   }
+}
+
+// One request, which is there to be read. Whether more may follow.
+bool DescriptorServer::answer(int connection) {
+  if (peer_of(connection).uid != geteuid()) return false;
+  Request request;
+  if (recv(connection, &request, sizeof request, MSG_DONTWAIT) != sizeof request) return false;
+  if (request.count == 0 || request.count > kMostAtOnce) return false;
+  Reply reply{};
+  std::vector<Descriptor> descriptors;
+  try {
+    if (request.serials[0] == 0) {
+      const std::vector<Chunk> chunks =
+          source_.chunks(request.export_id, request.first, request.count, reply.segment);
+      reply.count = chunks.size();
+      std::copy(chunks.begin(), chunks.end(), reply.chunks.begin());
+    } else {
+      descriptors = source_.descriptors(
+          request.export_id, {request.serials.begin(), request.serials.begin() + request.count});
+      reply.count = descriptors.size();
+      for (size_t i = 0; i < descriptors.size(); ++i) reply.bytes[i] = descriptors[i].bytes();
+    }
+  } catch (const std::exception& error) {
+    std::strncpy(reply.why, error.what(), sizeof reply.why - 1);
+  }
+  send_reply(connection, reply, descriptors);
+  return true;
 }
 
 namespace {

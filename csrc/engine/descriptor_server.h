@@ -63,7 +63,8 @@ class DescriptorServer {
 
  private:
   void serve();
-  void answer(int connection);
+  bool answered(int connection);
+  bool answer(int connection);
 
   Source source_;
   pid_t process_;

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -46,8 +47,10 @@ struct Mapping {
   uint64_t number = 0;
 };
 
-// A launch of a device kernel, on one row of thread blocks.
+// A launch of a device kernel, on one row of thread blocks; or a function, of an engine that runs
+// programs on the calling thread.
 struct Launch {
+  std::function<void()> call;
   void* function = nullptr;  // the driver's handle
   unsigned blocks = 0;
   unsigned threads = 0;  // a block
@@ -57,8 +60,8 @@ struct Launch {
 };
 
 // One step of a program. Steps run in order, but for launches: they run beside the other steps, in
-// order among themselves, each behind the last kFork before it. Only stream-ordered engines have
-// them.
+// order among themselves, each behind the last kFork before it; on the calling thread in their
+// place.
 struct Step {
   enum class Kind : uint8_t { kWait, kWrite, kCopy, kFork, kLaunch, kMark, kJoin } kind;
   Counter* counter = nullptr;  // kWait: until *counter >= value; kWrite: *counter = value

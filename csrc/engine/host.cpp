@@ -136,8 +136,13 @@ class HostQueue final : public Queue {
             copy_own(&step, after, to_page == end ? ReadNext() : read_by(*to_page));
           }
           break;
-        default:
-          throw std::logic_error("launches are for engines that have streams");
+        case Step::Kind::kLaunch:
+          step.launch->call();
+          break;
+        case Step::Kind::kFork:
+        case Step::Kind::kMark:
+        case Step::Kind::kJoin:
+          break;  // launches run in their place
       }
       i = next;
     }

@@ -36,6 +36,7 @@ class Imports {
 
  private:
   using Address = driver::Address;
+  using Lock = std::unique_lock<std::mutex>;
   using Key = std::pair<std::string, uint64_t>;  // the owner's socket name, export id
 
   // Reserved addresses for a segment of an owner's, at the same distances from one another. Chunks
@@ -45,7 +46,8 @@ class Imports {
   struct Mapped {
     uint64_t serial = 0;
     uint64_t bytes = 0;
-    uint64_t users = 0;
+    uint64_t users = 0;  // those that have yet to fetch it included
+    bool there = false;
   };
   struct Window {
     Segment segment;
@@ -65,12 +67,16 @@ class Imports {
     std::vector<Chunk> chunks;  // of it
   };
 
-  Address map_chunks(const Owner& owner, const Ticket& ticket, Import& into);
+  // With the lock held, as all that follow. Those that take it let go of it while they wait for the
+  // owner: a process that is stopped or busy must hold up nobody but who asks it.
+  void map_chunks(const Owner& owner, const Ticket& ticket, Import& into, Lock& lock);
+  void map_missing(DescriptorClient& client, Window& window, uint64_t export_id,
+                   const std::vector<Chunk>& chunks, Lock& lock);
+  Mapping again(uint64_t number);
   Windows::iterator window_for(const Owner& owner, uint64_t export_id, const Segment& segment,
                                const std::vector<Chunk>& chunks);
-  void map_missing(DescriptorClient& client, Window& window, uint64_t export_id,
-                   const std::vector<Chunk>& chunks);
-  void unmap_unused(Windows::iterator window, const std::vector<Chunk>& chunks);
+  void map(const Descriptor& descriptor, Address at, Mapped& chunk);
+  void give_back(Windows::iterator window, const std::vector<Chunk>& chunks);
 
   const driver::Library& library_;
   const int device_;

@@ -158,7 +158,7 @@ class Model:
         """The driver's calls of a gather, `pieces` copies a peer.
 
         Of a synchronous gather: a batch of memory operations before each peer's copy, one at the
-        end, and an event (DirectTransport::write_program, StreamQueue::run).
+        end, and an event (csrc/transport/schedule/copies.cpp, StreamQueue::run).
         """
         c = self.constants
         copies = (ranks - 1) * pieces

@@ -27,11 +27,11 @@ BYTES_A_THREAD = 64
 BYTES_A_THREAD_OF_MANY = 32
 MANY = 4  # ranks, beyond which a thread reads less of each
 
-SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/reduction.h
+SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/collectives/reduction.h
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel as csrc/backend/kernels.h knows it; the last is for people."""
+    """A compiled kernel as csrc/backend/collectives/kernels.h knows it; the last is for people."""
 
     function: int  # the driver's CUfunction or hipFunction_t
     threads: int

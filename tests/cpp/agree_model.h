@@ -1,5 +1,5 @@
-// A group that runs the real Agreement over a page of plain values, for explore_agree.cpp: what one
-// rank can do next, and what must never come of it.
+// A group that runs the real AgreementProtocol over a page of plain values, for explore_agree.cpp:
+// what one rank can do next, and what must never come of it.
 //
 // The model's page does one access at a time, in one order for all ranks, as the control page's
 // sequentially consistent words do. Payloads of records are the exception there and so here: who
@@ -18,7 +18,7 @@ namespace explore {
 template <int World, class Rules>
 struct Group {
   class View;
-  using Machine = pg_sdma::Agreement<View, Rules>;
+  using Machine = pg_sdma::AgreementProtocol<View, Rules>;
   using Progress = typename Machine::Progress;
 
   struct Rank {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "transport/agree.h"
+#include "transport/agreement/protocol.h"
 
 namespace explore {
 

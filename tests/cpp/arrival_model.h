@@ -1,7 +1,7 @@
-// A group that runs the real Arrival over a page of plain values, for explore_arrival.cpp: what one
-// rank can do next, and what must never come of it. What the ranks have agreed on is given: the
-// first rank that comes to an operation finds room for it or not, and a rank that is a ring behind
-// another may have been lapped.
+// A group that runs the real LateProtocol over a page of plain values, for explore_arrival.cpp:
+// what one rank can do next, and what must never come of it. What the ranks have agreed on is
+// given: the first rank that comes to an operation finds room for it or not, and a rank that is a
+// ring behind another may have been lapped.
 #pragma once
 
 #include <array>
@@ -10,14 +10,14 @@
 #include <type_traits>
 
 #include "agree_terms.h"
-#include "transport/arrival.h"
+#include "transport/agreement/late_protocol.h"
 
 namespace explore {
 
 template <int World, class Rules>
 struct ArrivalGroup {
   class View;
-  using Machine = pg_sdma::Arrival<View, Rules>;
+  using Machine = pg_sdma::LateProtocol<View, Rules>;
   using Progress = typename Machine::Progress;
   using Turn = typename Machine::Turn;
 

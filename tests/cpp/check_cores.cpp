@@ -1,5 +1,5 @@
 // A thread that moves off its core is on another one then, and may run where it might before.
-#include "transport/cores.h"
+#include "transport/health/cores.h"
 
 #include <sched.h>
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "transport/peers.h"
+#include "transport/health/peers.h"
 
 using pg_sdma::Peers;
 

@@ -1,6 +1,6 @@
 // Which way a rank asks for, from what calls took: single slow calls change nothing, a busy machine
 // does, and slots come back once they are the faster way again.
-#include "transport/preference.h"
+#include "transport/agreement/preference.h"
 
 #include <cstdio>
 #include <cstdlib>

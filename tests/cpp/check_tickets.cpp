@@ -2,7 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "transport/control_page.h"
+#include "transport/memory/control_page.h"
 
 using pg_sdma::ControlPage;
 using pg_sdma::Ticket;

@@ -1,5 +1,5 @@
 // How long a host waits for late peers, on a clock that this test moves.
-#include "transport/wait_policy.h"
+#include "transport/agreement/wait_policy.h"
 
 #include <cstdio>
 #include <cstdlib>

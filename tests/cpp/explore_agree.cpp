@@ -1,5 +1,6 @@
-// Explores every interleaving of a small group that runs the agreement of csrc/transport/agree.h,
-// and says what it found: the number of states, or a shortest way to a violation.
+// Explores every interleaving of a small group that runs the agreement of
+// csrc/transport/agreement/protocol.h, and says what it found: the number of states, or a shortest
+// way to a violation.
 //
 //   explore_agree <world> <operations> <ring> <opens> <faults> [<rule to leave out>]
 //   explore_agree rules

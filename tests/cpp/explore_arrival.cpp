@@ -1,5 +1,5 @@
 // Explores every interleaving of a small group that carries operations in order of arrival, by
-// csrc/transport/arrival.h, and says what it found, as explore_agree.cpp does.
+// csrc/transport/agreement/late_protocol.h, and says what it found, as explore_agree.cpp does.
 //
 //   explore_arrival <world> <operations> <ring> <faults> [<rule to leave out>]
 //   explore_arrival rules

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "random_gathers.h"
-#include "transport/roll_call.h"
+#include "transport/setup/roll_call.h"
 
 namespace stress {
 

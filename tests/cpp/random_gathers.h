@@ -91,8 +91,10 @@ class Rank {
       fill(tensors[t].input(), plan.shards[t], rank_, t);
     }
     pg_sdma::Call call = call_of(plan, tensors);
+    pg_sdma::Operation operation;
     try {
-      if (!transport_.agree(call).direct) {
+      operation = transport_.agree(call);
+      if (!operation.decision.direct) {
         if (setting_.patience.count() == 0) give_up("rank %d: late without patience", rank_);
         untouched(tensors);
         return Went::kInner;
@@ -105,7 +107,7 @@ class Rank {
       give_up("rank %d: operation %lu went direct, and is bad", rank_, operation_);
     }
     if (draw(4) == 0) dawdle();
-    transport_.carry(call);
+    transport_.run(call, operation);
     // Every peer has read the inputs now.
     for (Tensor& tensor : tensors) tensor.scribble();
     for (size_t t = 0; t < tensors.size(); ++t) check(tensors[t], t);
@@ -142,11 +144,13 @@ class Rank {
         expect(tensors[t].holds(before), "written to, and not direct");
       }
     };
-    // As small as it may be, now and then: one wave of many.
+    // As small as it may be, now and then: one chunk of many.
     const size_t room = pg_sdma::kMostElement * (1 + draw(draw(3) == 0 ? 4 : 5000));
-    ByteReducer reducer(setting_.world, room);
+    ByteReducer reducer(rank_, setting_.world, room);
+    pg_sdma::Operation operation;
     try {
-      if (!transport_.agree(call).direct) {
+      operation = transport_.agree(call);
+      if (!operation.decision.direct) {
         if (setting_.patience.count() == 0) give_up("rank %d: late without patience", rank_);
         unchanged();
         return Went::kInner;
@@ -157,7 +161,7 @@ class Rank {
     }
     expect(plan.bad == Plan::Bad::kNone, "direct, and is bad");
     if (draw(4) == 0) dawdle();
-    transport_.reduce(call, reducer);
+    transport_.run(call, operation, reducer);
     for (Scattered& tensor : tensors) tensor.scribble();
     for (size_t t = 0; t < tensors.size(); ++t) {
       std::vector<unsigned char> right(tensors[t].bytes, 0);

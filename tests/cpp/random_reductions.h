@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "transport/transport.h"
+#include "transport/call.h"
 
 namespace stress {
 
@@ -21,17 +21,35 @@ inline unsigned char then(unsigned char sum, unsigned char next) {
 
 class ByteReducer final : public pg_sdma::Reducer {
  public:
-  ByteReducer(int world, size_t room)
-      : room_(room), memory_(static_cast<size_t>(world) * room + pg_sdma::kMostElement) {}
+  ByteReducer(int rank, int world, size_t room)
+      : rank_(rank),
+        room_(room),
+        memory_(static_cast<size_t>(world) * room + pg_sdma::kMostElement) {}
 
+  int landings() const override { return 1; }
   size_t room() const override { return room_; }
-  void* landing(int peer) override {
+  void* landing(int, int peer) override {
     const auto base = reinterpret_cast<uintptr_t>(memory_.data());
     const size_t head = -base % pg_sdma::kMostElement;
     return memory_.data() + head + static_cast<size_t>(peer) * room_;
   }
+  pg_sdma::Launch launch(const pg_sdma::Share& share, size_t offset, size_t bytes, int which,
+                         size_t at) override {
+    pg_sdma::Launch launch;
+    launch.call = [this, &share, offset, bytes, which, at] {
+      std::vector<const void*> slices;
+      for (int r = 0; r < static_cast<int>(share.slices.size()); ++r) {
+        slices.push_back(r == rank_ ? static_cast<const unsigned char*>(share.slices[r]) + offset
+                                    : static_cast<const unsigned char*>(landing(which, r)) + at);
+      }
+      reduce(share, offset, bytes, slices);
+    };
+    return launch;
+  }
+
+ private:
   void reduce(const pg_sdma::Share& share, size_t offset, size_t bytes,
-              const std::vector<const void*>& slices) override {
+              const std::vector<const void*>& slices) {
     // No element is torn, and all of them lie where the processor wants them.
     if (offset % pg_sdma::kMostElement != 0) fail("a cut within an element");
     for (const void* slice : slices) {
@@ -49,13 +67,13 @@ class ByteReducer final : public pg_sdma::Reducer {
     }
   }
 
- private:
   [[noreturn]] static void fail(const char* what) {
     std::fprintf(stderr, "reduce-scatter: %s\n", what);
     std::fflush(stderr);
     std::_Exit(1);
   }
 
+  int rank_;
   size_t room_;
   std::vector<unsigned char> memory_;
 };

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
 TESTS = (
     "tests/unit/test_transport.py",
-    "tests/unit/test_slot_programs.py",
+    "tests/unit/test_schedules.py",
     "tests/unit/test_standin.py",
     "tests/unit/test_standin_sharing.py",
     "tests/unit/test_standin_vote.py",

@@ -10,7 +10,7 @@
 #include "engine/host.h"
 #include "memory_board.h"
 #include "random_gathers.h"
-#include "transport/rendezvous.h"
+#include "transport/setup/rendezvous.h"
 
 namespace stress {
 namespace {
@@ -64,7 +64,7 @@ void be_rank(Job& job, int rank) {
       job.made.arrive_and_wait();
       if (!gives_up) std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
-    const auto self_test = [](pg_sdma::Transport&) { return std::string(); };
+    const auto self_test = [](pg_sdma::DirectTransport&) { return pg_sdma::TestResult(); };
     try {
       const std::chrono::milliseconds timeout(gives_up ? 1 : 60000);
       Rendezvous::Result result = rendezvous.vote(pg_sdma::host_engine, self_test, timeout);

@@ -10,7 +10,7 @@
 #include "engine/host.h"
 #include "memory_board.h"
 #include "random_gathers.h"
-#include "transport/rendezvous.h"
+#include "transport/setup/rendezvous.h"
 
 namespace stress {
 namespace {
@@ -72,13 +72,13 @@ void be_rank(Round& round, int rank) {
     return pg_sdma::host_engine();
   };
   // One rank finds its bytes wrong while its peers are waiting for its next gather.
-  const auto self_test = [&](pg_sdma::Transport& transport) -> std::string {
-    Rank self(round.setting, rank, static_cast<pg_sdma::DirectTransport&>(transport));
+  const auto self_test = [&](pg_sdma::DirectTransport& transport) -> pg_sdma::TestResult {
+    Rank self(round.setting, rank, transport);
     for (int i = 0; i < 3; ++i) {
-      if (is(Spoiler::kWrongBytes) && i == 1) return "wrong bytes on purpose";
+      if (is(Spoiler::kWrongBytes) && i == 1) return {"wrong bytes on purpose", {}};
       self.gather();
     }
-    return "";
+    return {};
   };
   try {
     Rendezvous::Result result = rendezvous.vote(engine, self_test, round.setting.timeout);

@@ -14,11 +14,11 @@
 #include "torch_device.h"
 
 // With the chain, in one translation unit: torch's headers take longer than all else.
-#include "backend/arguments.cpp"
-#include "backend/collective.cpp"
-#include "backend/joint_work.cpp"
-#include "backend/stream_chain.cpp"
-#include "backend/stream_work.cpp"
+#include "backend/collectives/arguments.cpp"
+#include "backend/collectives/collective.cpp"
+#include "backend/order/joint_work.cpp"
+#include "backend/order/stream_chain.cpp"
+#include "backend/order/stream_work.cpp"
 
 using namespace pg_sdma;
 using namespace standin_test;
@@ -39,7 +39,7 @@ class OneByte final : public Collective {
   WorkPtr on_inner(c10d::Backend&) override { return nullptr; }
   size_t tensors() const override { return 1; }
   Call part(size_t, size_t) const override { return call; }
-  void carry(Transport& transport, const Call& part) override { transport.carry(part); }
+  void run(DirectTransport&, const Call&, const Operation&) override {}
   std::vector<WorkPtr> part_on_inner(c10d::Backend&, size_t, size_t) override { return {}; }
   Step step() const {
     return Step::copy(outputs_[0].data_ptr(), 0, reinterpret_cast<uintptr_t>(inputs_[0].data_ptr()),
@@ -56,18 +56,12 @@ class NoWaiter final : public Waiter {
   void wrote() override {}
 };
 
-class OneQueue final : public Transport, public Carrier {
+class OneQueue final : public Carrier {
  public:
   OneQueue(Chain& chain, std::unique_ptr<Queue> queue) : chain_(chain), queue_(std::move(queue)) {}
-  Decision agree(const Call&) override { return {true, "", ""}; }
-  void carry(const Call&) override {}
-  void reduce(const Call&, Reducer&) override {}
-  void reduce(const Call&, StreamReducer&) override {}
-  Queue& queue() override { return *queue_; }
-  void abort(const std::string&) override {}
   void wait(Counter& counter) { queue_->run({Step::wait(counter, 1)}, no_waiter_); }
   std::vector<WorkPtr> carry(Collective& collective) override {
-    chain_.before_direct(*this);
+    chain_.before_direct(*queue_);
     queue_->run({static_cast<OneByte&>(collective).step()}, no_waiter_);
     return {};
   }

@@ -31,9 +31,10 @@ class Gather {
     std::memset(output_.data(), 0xA5, output_.bytes());
     std::memset(output_.data() + rank_ * kShard, rank_ + 1, kShard);
     const Call call = gather_in_place(output_.data(), kShard, rank_, 2, kTimeout);
-    REQUIRE(transport.agree(call).direct);
+    const Operation operation = transport.agree(call);
+    REQUIRE(operation.decision.direct);
     transport.queue().follow_caller();
-    transport.carry(call);
+    transport.run(call, operation);
     transport.queue().caller_follows();
   }
   void check() {

@@ -15,12 +15,12 @@
 #include "torch_device.h"
 
 // In one translation unit, as in chain_order.cpp.
-#include "backend/arguments.cpp"
-#include "backend/coalesced_gather.cpp"
-#include "backend/collective.cpp"
-#include "backend/gather.cpp"
-#include "backend/joint_work.cpp"
-#include "backend/stream_work.cpp"
+#include "backend/collectives/arguments.cpp"
+#include "backend/collectives/coalesced_gather.cpp"
+#include "backend/collectives/collective.cpp"
+#include "backend/collectives/gather.cpp"
+#include "backend/order/joint_work.cpp"
+#include "backend/order/stream_work.cpp"
 
 using namespace pg_sdma;
 using namespace standin_test;

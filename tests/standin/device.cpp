@@ -21,6 +21,7 @@ struct Failure {
 
 std::mutex mutex;
 std::map<std::string, long> calls;
+thread_local std::map<std::string, long> calls_here;
 bool initialised = false;
 std::atomic<bool> hip{false};
 Settings read_settings;
@@ -85,6 +86,7 @@ const Settings& settings() { return read_settings; }
 int enter(const char* name, Needs needs) {
   std::lock_guard<std::mutex> lock(mutex);
   const long call = ++calls[name];
+  ++calls_here[name];
   if (failure.name == name && failure.call == call) return failure.code;
   if (needs == Needs::kNothing) return kSuccess;
   if (!initialised) return kNotInitialized;
@@ -241,4 +243,6 @@ long standin_calls(const char* name) {
   std::lock_guard<std::mutex> lock(mutex);
   return calls[name];
 }
+
+long standin_calls_here(const char* name) { return calls_here[name]; }
 }

@@ -52,17 +52,18 @@ class Rank {
         output_(kShard * run.world) {}
 
   // Enqueues gathers and looks at none.
-  void enqueue(Transport& transport) {
+  void enqueue(DirectTransport& transport) {
     for (;;) {
       const Call call = gather();
-      if (!transport.agree(call).direct) continue;
+      const Operation operation = transport.agree(call);
+      if (!operation.decision.direct) continue;
       transport.queue().follow_caller();
-      transport.carry(call);
+      transport.run(call, operation);
     }
   }
 
   // Gathers kBatch times, then looks at what came last.
-  void batch(Transport& transport) {
+  void batch(DirectTransport& transport) {
     for (int i = 0; i < kBatch; ++i) {
       REQUIRE(cuStreamSynchronize(caller) == 0);
       std::fill_n(input_.data(), kShard, value(rank_, ++operation_));
@@ -70,10 +71,10 @@ class Rank {
       if (late_ && random_() % 4 == 0) {
         std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1000));
       }
-      const Decision decision = transport.agree(call);
-      if (!decision.direct) continue;  // a rank was late
+      const Operation operation = transport.agree(call);
+      if (!operation.decision.direct) continue;  // a rank was late
       transport.queue().follow_caller();
-      transport.carry(call);
+      transport.run(call, operation);
       transport.queue().caller_follows();
       REQUIRE(cuStreamSynchronize(caller) == 0);
       for (int rank = 0; rank < world_; ++rank) {
@@ -135,9 +136,9 @@ void be_rank(const Run& run, int rank) {
     self = std::make_unique<Rank>(rank, run);
     return made;
   };
-  const auto test = [&](Transport& transport) {
+  const auto test = [&](DirectTransport& transport) {
     self->batch(transport);
-    return std::string();
+    return TestResult();
   };
   Rendezvous::Result result = rendezvous.vote(engine, test, run.timeout);
   if (!result.transport) throw std::runtime_error("no transport: " + result.reason);

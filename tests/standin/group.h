@@ -18,7 +18,7 @@
 
 #include "engine/device.h"
 #include "standin.h"
-#include "transport/rendezvous.h"
+#include "transport/setup/rendezvous.h"
 
 namespace standin_test {
 
@@ -243,7 +243,7 @@ inline std::unique_ptr<pg_sdma::DirectTransport> join(
     standin_share_queues(queues);
     return made;
   };
-  const auto no_test = [](pg_sdma::DirectTransport&) { return std::string(); };
+  const auto no_test = [](pg_sdma::DirectTransport&) { return pg_sdma::TestResult(); };
   auto result = rendezvous.vote(engine, no_test, std::chrono::minutes(1));
   if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
   enter(rank);

@@ -88,12 +88,15 @@ class Gather {
   const size_t bytes_;
 };
 
-bool carry(DirectTransport& transport, const Call& call) {
-  if (!transport.agree(call).direct) return false;
+enum class Went { kInner, kDirect, kInOrderOfArrival };
+
+Went carry(DirectTransport& transport, const Call& call) {
+  const Operation operation = transport.agree(call);
+  if (!operation.decision.direct) return Went::kInner;
   transport.queue().follow_caller();
-  transport.carry(call);
+  transport.run(call, operation);
   transport.queue().caller_follows();
-  return true;
+  return operation.in_order_of_arrival() ? Went::kInOrderOfArrival : Went::kDirect;
 }
 
 // Says what `body` raises, and ends this process.
@@ -114,8 +117,8 @@ void run_ahead(int rank, DirectTransport& transport) {
   if (rank == 1) std::this_thread::sleep_for(kLate);
   const auto began = Clock::now();
   for (int i = 0; i < kRoom + 4; ++i) {
-    REQUIRE(carry(transport, gathers[i].call) == (i < kRoom));
-    REQUIRE(transport.deferred() == (i < kRoom));
+    REQUIRE(carry(transport, gathers[i].call) ==
+            (i < kRoom ? Went::kInOrderOfArrival : Went::kInner));
   }
   if (rank == 0) REQUIRE(Clock::now() - began < kLate);
   REQUIRE(cuStreamSynchronize(caller) == 0);
@@ -123,8 +126,7 @@ void run_ahead(int rank, DirectTransport& transport) {
   // Once all have caught up there is room again.
   Gather another(rank, 2, kRoom + 4, true);
   if (rank == 1) std::this_thread::sleep_for(kLate);
-  REQUIRE(carry(transport, another.call));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, another.call) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   another.check();
 }
@@ -133,8 +135,7 @@ void unreachable(int rank, DirectTransport& transport) {
   std::this_thread::sleep_for(rank * kLate);
   Gather gather(rank, 3, 0, false);
   if (rank == 1) gather.call.unable = "made so on purpose";
-  REQUIRE(carry(transport, gather.call));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, gather.call) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   gather.check();
 }
@@ -145,7 +146,7 @@ void strangers(int rank, DirectTransport& transport) {
   gather.call.timeout = kLongerThanADrain;
   if (rank > 0) gather.call.unable = "made so on purpose";
   raises(rank, [&] {
-    REQUIRE(carry(transport, gather.call));
+    REQUIRE(carry(transport, gather.call) != Went::kInner);
     REQUIRE(cuStreamSynchronize(caller) == 0);  // until the watchdog ends this process
   });
 }
@@ -154,8 +155,7 @@ void strangers(int rank, DirectTransport& transport) {
 void leave(int rank, std::unique_ptr<DirectTransport>& transport) {
   Gather gather(rank, 2, 0, true);
   if (rank == 1) std::this_thread::sleep_for(kLongerThanADrain);
-  REQUIRE(carry(*transport, gather.call));
-  REQUIRE(transport->deferred());
+  REQUIRE(carry(*transport, gather.call) == Went::kInOrderOfArrival);
   transport->drain();
   transport.reset();
   REQUIRE(cuStreamSynchronize(caller) == 0);
@@ -180,12 +180,12 @@ void tickets(int rank, DirectTransport& transport) {
   constexpr int kHome = kTickets;
   for (int i = 0; i <= kHome; ++i) gathers.emplace_back(rank, 2, i, true);
   for (int first = 0; first <= kHome; first += kMaxTensors) {
-    REQUIRE(carry(transport, call_of({{first, std::min(first + kMaxTensors, kHome + 1)}})));
+    REQUIRE(carry(transport, call_of({{first, std::min(first + kMaxTensors, kHome + 1)}})) !=
+            Went::kInner);
     REQUIRE(cuStreamSynchronize(caller) == 0);
   }
   if (rank == 1) std::this_thread::sleep_for(kLate);
-  REQUIRE(carry(transport, call_of({{kHome, kHome + 1}, {0, 1}})));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, call_of({{kHome, kHome + 1}, {0, 1}})) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   gathers[kHome].check();
   gathers[0].check();
@@ -198,14 +198,15 @@ void unmapped(int rank, DirectTransport& transport) {
     std::memset(segment.data() + rank * shard, rank + 1, shard);
     return gather_in_place(segment.data(), shard, rank, 2, kTimeout);
   };
+  Went went;
   do {  // until both ranks have opened the whole segment of the other
-    REQUIRE(carry(transport, call_of(3 * kChunk / 2)));
+    went = carry(transport, call_of(3 * kChunk / 2));
+    REQUIRE(went != Went::kInner);
     REQUIRE(cuStreamSynchronize(caller) == 0);
-  } while (transport.deferred());
+  } while (went == Went::kInOrderOfArrival);
   const Call call = call_of(kShard);
   if (rank == 1) std::this_thread::sleep_for(kLongerThanATicketLasts);
-  REQUIRE(carry(transport, call));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, call) == Went::kInOrderOfArrival);
   if (rank == 0) segment.unmap_chunk(2);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   for (size_t at = 0; at < 2 * kShard; ++at) REQUIRE(segment.data()[at] == at / kShard + 1);
@@ -218,8 +219,8 @@ void parts(int rank, DirectTransport& transport) {
     std::memset(segment.data(), 0xA5, 2 * shard);
     std::memset(segment.data() + rank * shard, rank + 1, shard);
     if (rank == late) std::this_thread::sleep_for(kLongerThanATicketLasts);
-    REQUIRE(carry(transport, gather_in_place(segment.data(), shard, rank, 2, kTimeout)));
-    REQUIRE(transport.deferred());
+    REQUIRE(carry(transport, gather_in_place(segment.data(), shard, rank, 2, kTimeout)) ==
+            Went::kInOrderOfArrival);
     if (rank != late) meanwhile();
     REQUIRE(cuStreamSynchronize(caller) == 0);
     for (size_t at = 0; at < 2 * shard; ++at) REQUIRE(segment.data()[at] == at / shard + 1);
@@ -235,8 +236,7 @@ void retry(int rank, DirectTransport& transport) {
     std::this_thread::sleep_for(kLate);
     inject::configure("import=refuse#1");
   }
-  REQUIRE(carry(transport, gather.call));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, gather.call) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   gather.check();
 }
@@ -250,12 +250,11 @@ void held(int rank, DirectTransport& transport, Engine& engine) {
     std::memset(segment.data() + rank * shard, rank + 1, shard);
     return gather_in_place(segment.data(), shard, rank, 2, kTimeout);
   };
-  REQUIRE(carry(transport, call_of(3 * kChunk / 2)));
+  REQUIRE(carry(transport, call_of(3 * kChunk / 2)) != Went::kInner);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   Gate gate(engine);
   if (rank == 1) gate.close();
-  REQUIRE(carry(transport, call_of(kShard)));
-  REQUIRE(!transport.deferred());
+  REQUIRE(carry(transport, call_of(kShard)) == Went::kDirect);
   if (rank == 0) segment.unmap_chunk(2);
   std::this_thread::sleep_for(kLongerThanATicketLasts);
   gate.open();
@@ -266,10 +265,12 @@ void held(int rank, DirectTransport& transport, Engine& engine) {
 
 void empty(int rank, DirectTransport& transport) {
   auto gather = std::make_unique<Gather>(rank, 2, 0, true);
+  Went went;
   do {  // until both ranks have opened the other's output
-    REQUIRE(carry(transport, gather->call));
+    went = carry(transport, gather->call);
+    REQUIRE(went != Went::kInner);
     REQUIRE(cuStreamSynchronize(caller) == 0);
-  } while (transport.deferred());
+  } while (went == Went::kInOrderOfArrival);
   Call call = gather->call;
   call.pieces[0].bytes = 0;
   gather.reset();
@@ -277,8 +278,7 @@ void empty(int rank, DirectTransport& transport) {
     std::this_thread::sleep_for(kLate);
     REQUIRE(soon([] { return standin_mapped() == 0; }));
   }
-  REQUIRE(carry(transport, call));
-  REQUIRE(transport.deferred());
+  REQUIRE(carry(transport, call) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
 }
 
@@ -295,7 +295,7 @@ void places(int rank, DirectTransport& transport) {
   call.shares.push_back(share);
   Decision decision;
   do {
-    decision = transport.agree(call);
+    decision = transport.agree(call).decision;
   } while (decision.reason == "late");
   REQUIRE(!decision.direct);
   REQUIRE(decision.here == "more tensors of a rank than one operation carries");
@@ -304,7 +304,7 @@ void places(int rank, DirectTransport& transport) {
 void misfit(int rank, DirectTransport& transport, const std::string& which) {
   Gather gather(rank, 2, 0, true);
   if (rank == 0) {
-    REQUIRE(carry(transport, gather.call));
+    REQUIRE(carry(transport, gather.call) != Went::kInner);
     REQUIRE(cuStreamSynchronize(caller) == 0);  // until the watchdog ends this process
     return;
   }

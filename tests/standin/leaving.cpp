@@ -81,10 +81,11 @@ class Rank {
     be_busy(ends ? kBusy : kTimeout);
     const auto timeout = which_ == "never" ? kShortTimeout : kTimeout;
     const Call call = gather_in_place(output_->data(), kShard, rank_, 2, timeout);
-    REQUIRE(transport_->agree(call).direct);
-    REQUIRE(transport_->deferred() == late_);
+    const Operation operation = transport_->agree(call);
+    REQUIRE(operation.decision.direct);
+    REQUIRE(operation.in_order_of_arrival() == late_);
     transport_->queue().use_callers_stream();
-    transport_->carry(call);
+    transport_->run(call, operation);
   }
 
   void leave() {

@@ -32,12 +32,13 @@ int main(int argc, char** argv) {
       for (const bool busy : {true, false, true, false}) {
         if (rank == 0 && busy) gate.close();
         if (rank == 1) std::this_thread::sleep_for(kLate);
-        const Decision decision = transport->agree(call);
+        const Operation operation = transport->agree(call);
+        const Decision& decision = operation.decision;
         REQUIRE(decision.direct == busy);
         REQUIRE(busy || decision.reason == "late");
         if (!busy) continue;
         transport->queue().follow_caller();
-        transport->carry(call);
+        transport->run(call, operation);
         transport->queue().caller_follows();
         if (rank == 0) gate.open();
         REQUIRE(cuStreamSynchronize(caller) == 0);

@@ -85,9 +85,9 @@ void sum(void** arguments) {
   }
 }
 
-class Reducer final : public StreamReducer {
+class TestReducer final : public Reducer {
  public:
-  Reducer(Type type, int rank, int world, int landings, size_t room, double factor)
+  TestReducer(Type type, int rank, int world, int landings, size_t room, double factor)
       : type_(type),
         rank_(rank),
         world_(world),
@@ -204,20 +204,20 @@ class Rank {
     std::vector<Address> inputs;
     for (size_t t = 0; t < tensors.size(); ++t) add(call, inputs, type, tensors[t], t, operation);
 
-    const Decision decision = transport_.agree(call);
-    if (!decision.direct) {
+    const pg_sdma::Operation agreed = transport_.agree(call);
+    if (!agreed.decision.direct) {
       ++inner_;
       return;
     }
     ++direct_;
     const int landings = 1 + static_cast<int>(operation % kMostLandings);
-    StreamReducer& reducer = reducers_.emplace_back(type, rank_, world_, landings, room_, factor);
+    Reducer& reducer = reducers_.emplace_back(type, rank_, world_, landings, room_, factor);
     if (draw(own_, 2) == 0) {
       transport_.queue().follow_caller();
     } else {
       transport_.queue().use_callers_stream();
     }
-    transport_.reduce(call, reducer);
+    transport_.run(call, agreed, reducer);
     transport_.queue().caller_follows();
     for (size_t t = 0; t < tensors.size(); ++t) {
       look(call.shares[t], type, factor, t, operation);
@@ -314,7 +314,7 @@ class Rank {
   int direct_ = 0;
   int inner_ = 0;
   std::deque<Buffer> buffers_;
-  std::deque<Reducer> reducers_;
+  std::deque<TestReducer> reducers_;
   std::map<std::pair<uint64_t, size_t>, Buffer*> guarded_;
   std::vector<std::function<void()>> checks_;
 };

@@ -11,13 +11,13 @@
 #include "torch_device.h"
 
 // In one translation unit, as in chain_order.cpp.
-#include "backend/arguments.cpp"
-#include "backend/coalesced_gather.cpp"
-#include "backend/collective.cpp"
-#include "backend/gather.cpp"
-#include "backend/joint_work.cpp"
-#include "backend/stream_chain.cpp"
-#include "backend/stream_work.cpp"
+#include "backend/collectives/arguments.cpp"
+#include "backend/collectives/coalesced_gather.cpp"
+#include "backend/collectives/collective.cpp"
+#include "backend/collectives/gather.cpp"
+#include "backend/order/joint_work.cpp"
+#include "backend/order/stream_chain.cpp"
+#include "backend/order/stream_work.cpp"
 
 using namespace pg_sdma;
 using namespace standin_test;
@@ -108,22 +108,9 @@ class NoWaiter final : public Waiter {
 
 // Gathers of ranks that have all the same shards: direct, or, as of a rank that is late, the
 // inner's.
-class Ways final : public Transport, public Carrier {
+class Ways final : public Carrier {
  public:
   Ways(Chain& chain, std::unique_ptr<Queue> queue) : chain_(chain), queue_(std::move(queue)) {}
-  Decision agree(const Call&) override { return {true, "", ""}; }
-  void carry(const Call& call) override {
-    for (const Piece& piece : call.pieces) {
-      for (void* output : piece.outputs) {
-        queue_->run({Step::copy(output, 0, reinterpret_cast<uintptr_t>(piece.input), piece.bytes)},
-                    no_waiter_);
-      }
-    }
-  }
-  void reduce(const Call&, Reducer&) override {}
-  void reduce(const Call&, StreamReducer&) override {}
-  Queue& queue() override { return *queue_; }
-  void abort(const std::string&) override {}
 
   std::vector<WorkPtr> carry(Collective& collective) override {
     collective.lay_out();
@@ -132,8 +119,8 @@ class Ways final : public Transport, public Carrier {
     const size_t tensors = collective.tensors();
     for (size_t first = 0; first < tensors; ++first) {
       if (direct && !(half && first > 0)) {
-        chain_.before_direct(*this);
-        collective.carry(*this, collective.part(first, first + 1));
+        chain_.before_direct(*queue_);
+        run_direct(collective.part(first, first + 1));
         continue;
       }
       chain_.before_inner();
@@ -149,6 +136,15 @@ class Ways final : public Transport, public Carrier {
   bool half = false;  // of several tensors the first alone is direct
 
  private:
+  void run_direct(const Call& call) {
+    for (const Piece& piece : call.pieces) {
+      for (void* output : piece.outputs) {
+        queue_->run({Step::copy(output, 0, reinterpret_cast<uintptr_t>(piece.input), piece.bytes)},
+                    no_waiter_);
+      }
+    }
+  }
+
   Chain& chain_;
   std::unique_ptr<Queue> queue_;
   NoWaiter no_waiter_;

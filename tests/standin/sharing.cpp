@@ -5,6 +5,9 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
 #include "memory.h"
 
@@ -60,10 +63,14 @@ int cuIpcOpenMemHandle_v2(Address* base, IpcHandle handle, unsigned flags) {
   std::memcpy(&contents, handle.bytes.data(), sizeof contents);
   if (contents.process == getpid()) return kInvalidContext;
   std::lock_guard<std::mutex> lock(memory_mutex);
-  for (auto& [known, region] : regions) {
-    if (region.kind != Region::Kind::kImport || region.physical->name != contents.name) continue;
-    ++region.users;
-    *base = known;
+  // What was closed since is still there, and its address may be another's.
+  static std::map<std::string, Address> opened;
+  Address& place = opened[contents.name];
+  const auto known = regions.find(place);
+  if (known != regions.end() && known->second.kind == Region::Kind::kImport &&
+      known->second.physical->name == contents.name) {
+    ++known->second.users;
+    *base = place;
     return kSuccess;
   }
   const std::string path =
@@ -75,7 +82,9 @@ int cuIpcOpenMemHandle_v2(Address* base, IpcHandle handle, unsigned flags) {
   physical->bytes = contents.bytes;
   physical->device = contents.device;
   physical->id = next_id();
-  *base = map_at(0, *physical, contents.bytes);
+  *base = place = map_at(0, *physical, contents.bytes);
+  // What is mapped needs it no more, and a process may have but so many.
+  close(std::exchange(physical->file, -1));
   regions.emplace(*base,
                   Region{Region::Kind::kImport, contents.bytes, std::move(physical), next_id()});
   return kSuccess;

@@ -65,8 +65,9 @@ void standin_share_queues(int queues);
 // The next call of a function gives this result, as with STANDIN_FAIL.
 void standin_fail_next(const char* name, int code);
 
-// How often a function was called in this process.
+// How often a function was called in this process, and by this thread.
 long standin_calls(const char* name);
+long standin_calls_here(const char* name);
 // Bytes of device memory that this process keeps allocated, and bytes of peers' that it has mapped.
 size_t standin_allocated();
 size_t standin_mapped();

@@ -156,19 +156,19 @@ class Rank {
     if (late_ && draw(own_, 6) == 0) {
       std::this_thread::sleep_for(std::chrono::microseconds(draw(own_, 3000)));
     }
-    const Decision decision = transport_.agree(call);
-    if (!decision.direct) {
+    const pg_sdma::Operation agreed = transport_.agree(call);
+    if (!agreed.decision.direct) {
       ++inner_;
       return;
     }
     ++direct_;
-    deferred_ += transport_.deferred();
+    deferred_ += agreed.in_order_of_arrival();
     if (draw(own_, 2) == 0) {
       transport_.queue().follow_caller();
     } else {
       transport_.queue().use_callers_stream();
     }
-    transport_.carry(call);
+    transport_.run(call, agreed);
     transport_.queue().caller_follows();
     for (size_t p = 0; p < tensors.size(); ++p) look(temporaries, checks, tensors[p], p, operation);
   }

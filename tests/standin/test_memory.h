@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "group.h"
-#include "transport/self_test.h"
+#include "transport/setup/self_test.h"
 
 namespace standin_test {
 

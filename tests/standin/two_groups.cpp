@@ -51,7 +51,7 @@ std::unique_ptr<DirectTransport> join_group(const Run& run, int group, int rank,
     standin_share_queues(1);
     return made;
   };
-  const auto no_test = [](DirectTransport&) { return std::string(); };
+  const auto no_test = [](DirectTransport&) { return TestResult(); };
   auto result = rendezvous.vote(engine, no_test, kTimeout);
   if (!result.transport) throw std::runtime_error("the vote says: " + result.reason);
   return std::move(result.transport);
@@ -81,7 +81,8 @@ int gather(const Run& run, int group, int rank, DirectTransport& transport, bool
     if (late) std::this_thread::sleep_for(kPatience);  // or the ranks may never be level again
     {
       const auto alone = enqueue_alone(shares);
-      late = !transport.agree(call).direct;
+      const Operation operation = transport.agree(call);
+      late = !operation.decision.direct;
       if (late) continue;
       // Long enough for the other thread to come first, if it may.
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
@@ -90,7 +91,7 @@ int gather(const Run& run, int group, int rank, DirectTransport& transport, bool
       } else {
         transport.queue().use_callers_stream();
       }
-      transport.carry(call);
+      transport.run(call, operation);
       transport.queue().caller_follows();
     }
     ++direct;

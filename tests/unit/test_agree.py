@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from cpp_program import ROOT, build, run
 
-RULES = re.findall(
-    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/agree.h").read_text()
-)
+PROTOCOL = ROOT / "csrc/transport/agreement/protocol.h"
+RULES = re.findall(r"static constexpr bool (\w+) = true;", PROTOCOL.read_text())
 
 # world, operations, slots of the ring, whether exports are opened, faults; how many states at least
 BOUNDS = [

@@ -9,9 +9,8 @@ import pytest
 from cpp_program import ROOT, build, run
 from test_agree import check
 
-RULES = re.findall(
-    r"static constexpr bool (\w+) = true;", (ROOT / "csrc/transport/arrival.h").read_text()
-)
+PROTOCOL = ROOT / "csrc/transport/agreement/late_protocol.h"
+RULES = re.findall(r"static constexpr bool (\w+) = true;", PROTOCOL.read_text())
 
 # world, operations, slots of the ring, faults; how many states at least
 BOUNDS = [

@@ -93,6 +93,19 @@ def test_the_pictures_name_files() -> None:
     assert len(named_files((ROOT / "docs" / "architecture.svg").read_text())) >= 3
 
 
+def test_files_that_sources_name_are_there() -> None:
+    """By their whole paths, in comments and messages."""
+    whole = re.compile(rf"(?<![\w./<*-])(?:{'|'.join(ROOTS)})/[\w./-]+\.(?:h|cpp|py|md)\b")
+    missing = []
+    for folder in ("csrc", "src", "benchmarks", "examples", "tools", "tests"):
+        for source in sorted((ROOT / folder).rglob("*")):
+            if source.suffix not in (".h", ".cpp", ".py", ".pyi") or source == Path(__file__):
+                continue
+            named = whole.findall(source.read_text())
+            missing += [(source.name, name) for name in named if not (ROOT / name).exists()]
+    assert missing == []
+
+
 def test_a_file_that_is_gone_is_noticed() -> None:
     text = "see csrc/backend/gone.h, `transport/gone.h`, `test_gone.py::test_x`, docs/using.md"
     assert missing_files(text) == ["csrc/backend/gone.h", "csrc/transport/gone.h", "test_gone.py"]

@@ -15,7 +15,7 @@ __all__ = ["built"]  # a fixture
     [
         (2, 256, 128),
         (2, 1000, 4096),
-        pytest.param(4, 4096, 4096, marks=pytest.mark.nightly),
+        pytest.param(8, 4096, 4096, marks=pytest.mark.nightly),
     ],
 )
 def test_gathers_into_many_outputs(ranks: int, outputs: int, tickets: int, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cpp_program import ROOT, build, run
 
 LIBRARY = [
-    *sorted(str(file.relative_to(ROOT / "csrc")) for file in ROOT.glob("csrc/transport/*.cpp")),
+    *sorted(str(file.relative_to(ROOT / "csrc")) for file in ROOT.glob("csrc/transport/**/*.cpp")),
     "engine/host.cpp",
     "engine/past_caches.cpp",
     "engine/inject.cpp",
