@@ -46,6 +46,13 @@ class Fault:
 
 
 AGREE = Program("explore_agree", ("2 3 1 0 2", "2 3 1 1 2"))
+STAGED = Program("explore_schedules", ("staged 2 2 300 1", "staged 3 4 300 1"), library=True)
+ARRIVAL = Program("explore_arrival", ("2 5 1 2", "3 2 1 1"))
+WAITS = Program("check_wait_policy", ("",), library=True)
+TICKETS = Program("check_tickets", ("",), library=True)
+PEERS = Program("check_peers", ("",), library=True)
+MAKINGS = Program("stress_makings", ("2 200 0", "3 200 1"), library=True)
+PATIENCE = Program("patience", ("{driver} {folder}",))
 STREAMS = Program("stress", ("{driver} {folder} 3 20 0 60000000 3",), env="STANDIN_DELAY_US=200")
 LATE_STREAMS = Program(
     "stress", ("{driver} {folder} 3 20 0 60000000 4 late",), env="STANDIN_DELAY_US=200"
@@ -84,94 +91,180 @@ def leaving(case: str) -> Program:
 FAULTS = [
     # -- the agreement
     Fault(
-        "agree.h",
+        "protocol.h",
         "a slot is taken one operation before all have consumed what is in it",
         "if (page.consumed(cursor_) < Verdict::unpack(occupant_).number)",
         "if (page.consumed(cursor_) + 1 < Verdict::unpack(occupant_).number)",
         AGREE,
     ),
+    Fault(
+        "protocol.h",
+        "a rank that was lapped waits for a verdict that has gone",
+        "return seen.number >= number_ ? take(seen) : Progress::kBlocked;",
+        "return seen.number == number_ ? take(seen) : Progress::kBlocked;",
+        AGREE,
+    ),
+    Fault(
+        "protocol.h",
+        "a rank takes its own proposal for the verdict that another was faster with",
+        "    return to(State::kReadVerdict);\n  }\n\n  Progress read_verdict",
+        "    return take(proposal_);\n  }\n\n  Progress read_verdict",
+        AGREE,
+    ),
+    Fault(
+        "protocol.h",
+        "a rank whose own memory nobody reaches defers the operation",
+        "defer && reachable ?",
+        "defer ?",
+        late("unreachable", "places"),
+    ),
+    # -- the order of arrival
+    Fault(
+        "late_protocol.h",
+        "a slot is taken while a rank has yet to read what was carried there",
+        "if (page.caught_up(rank) < occupant) return false;",
+        "if (page.caught_up(rank) + 1 < occupant) return false;",
+        ARRIVAL,
+    ),
+    Fault(
+        "late_protocol.h",
+        "who joins forgets those before it",
+        "Arrived{number_, before() | own_bit()}.pack()",
+        "Arrived{number_, own_bit()}.pack()",
+        ARRIVAL,
+    ),
+    Fault(
+        "late_protocol.h",
+        "a late call that contradicts the others' is carried",
+        "culprit_ == rank_ && theirs.signature != own_.signature",
+        "false && theirs.signature != own_.signature",
+        ARRIVAL,
+    ),
+    Fault(
+        "late_protocol.h",
+        "who lost the race for the word joins by what it saw before",
+        "      return to(State::kLook);\n    }\n    earlier_",
+        "      return to(State::kJoin);\n    }\n    earlier_",
+        ARRIVAL,
+    ),
+    # -- for how long to wait
+    Fault(
+        "wait_policy.h",
+        "one more wait in vain than is said",
+        "kind_ == Kind::kFixed ? 1 : kSteadily)",
+        "kind_ == Kind::kFixed ? 1 : kSteadily + 1)",
+        WAITS,
+    ),
+    Fault(
+        "wait_policy.cpp",
+        "a host waits no longer than the least, whatever a second copy costs",
+        "std::max(idle_end, now + second_copy_)",
+        "idle_end",
+        WAITS,
+    ),
+    Fault(
+        "agreement.cpp",
+        "a stream that is busy is taken for idle",
+        "return !before->passed();",
+        "return false;",
+        PATIENCE,
+    ),
     # -- gathers
     Fault(
-        "direct_gather.cpp",
+        "copies.cpp",
         "nobody waits until its peers have copied",
-        "  add_done();\n  add_wait_until_done();\n}\n\nvoid DirectTransport::add_done",
-        "  add_done();\n}\n\nvoid DirectTransport::add_done",
+        "  write.await_all_done();\n  return write.take();\n}\n\nProgram",
+        "  return write.take();\n}\n\nProgram",
         STREAMS,
     ),
     Fault(
-        "direct_gather.cpp",
+        "copies.cpp",
         "a shard is pushed before the peer has come to the call",
-        "program_.push_back(Step::wait(page_.ready(peer), number_).on(track));\n      if (push)",
-        "if (push)",
+        "    write.await_ready(peer, track);\n",
+        "",
         STREAMS,
     ),
     Fault(
-        "direct_gather.cpp",
-        "a push goes to the export's begin",
-        "to.base + place.offset + options_.rank * piece.bytes",
-        "to.base + options_.rank * piece.bytes",
+        "agreement.cpp",
+        "a peer's memory is taken to lie at the export's begin",
+        "found.base + place.offset",
+        "found.base",
         STREAMS,
     ),
     Fault(
-        "direct_gather.cpp",
+        "direct_transport.cpp",
         "nobody watches over a gather",
-        "if (watchdog_ && watched_) {",
-        "if (watchdog_ && !watched_) {",
+        "if (watchdog_ && !operation.trial) {",
+        "if (watchdog_ && operation.trial) {",
         LEFT,
     ),
-    # -- late gathers
     Fault(
-        "late_gather.cpp",
-        "peers read the own shard before it lies in its place",
-        "copy_own(call, all, 0);",
-        "copy_own(call, all, Step::kBeside);",
+        "exchange.cpp",
+        "a late rank pulls a peer's first shard",
+        "writes ? static_cast<size_t>(peer) * piece.bytes : 0",
+        "0",
         LATE_STREAMS,
     ),
     Fault(
-        "late_gather.cpp",
+        "staged.cpp",
+        "staging buffers are filled anew before all have read them",
+        "std::min(chunks.size(), emptied + lead_)",
+        "std::min(chunks.size(), emptied + lead_ + 1)",
+        STAGED,
+    ),
+    # -- late gathers
+    Fault(
+        "late.cpp",
+        "peers read the own shard before it lies in its place",
+        "write.copy_own(all);",
+        "write.copy_own(all, Step::kBeside);",
+        LATE_STREAMS,
+    ),
+    Fault(
+        "agreement.cpp",
         "the tickets that late ranks need are withdrawn",
-        "  sharing_.keep_tickets(number_);\n",
+        "  parts_.memory.keep_tickets(operation.number);\n",
         "",
         late("held", "unmapped", "parts", "tickets"),
     ),
     Fault(
-        "late_gather.cpp",
+        "agreement.cpp",
         "a late rank gives up at once what others count on",
-        "open_exports_of(peer, regions, Sharing::kStubbornly);",
-        "open_exports_of(peer, regions, std::chrono::milliseconds(0));",
+        "open(draft, peer, PeerMemory::kStubbornly);",
+        "open(draft, peer, std::chrono::milliseconds(0));",
         late("retry"),
     ),
     Fault(
-        "late_gather.cpp",
+        "late.cpp",
         "who carries in order of arrival does not wait for the later ones",
-        "  add_done();\n  add_wait_until_done();\n",
-        "  add_done();\n",
+        "  write.await_all_done();\n",
+        "",
         LATE_STREAMS,
     ),
     Fault(
-        "late_gather.cpp",
+        "agreement.cpp",
         "a contradiction of a late call is not told",
-        "if (arrival.turn() == Turn::kBroken) fail(explain_late_error(arrival.culprit()));",
-        "",
+        "if (protocol.turn() == Turn::kBroken) {",
+        "if (false) {",
         MISMATCH,
     ),
     # -- what is shared, and when it is given back
     Fault(
-        "sharing.cpp",
+        "peer_memory.cpp",
         "imports are closed one operation early",
         "done >= std::min(import.last_use, last_direct_)",
         "done + 1 >= std::min(import.last_use, last_direct_)",
         late("held"),
     ),
     Fault(
-        "sharing.cpp",
+        "peer_memory.cpp",
         "a ticket that late ranks look for makes room for another",
         "if (page_.done(static_cast<int>(rank)) < posted.kept_for) return true;",
         "",
         late("held", "unmapped", "parts", "tickets"),
     ),
     Fault(
-        "sharing.cpp",
+        "peer_memory.cpp",
         "what was freed is not looked for",
         "      withdraw_some_tickets();\n",
         "",
@@ -186,6 +279,34 @@ FAULTS = [
     ),
     # -- ends
     Fault(
+        "peers.cpp",
+        "a process that cannot be watched is taken for ended",
+        "if (descriptor_ >= 0 || errno == ESRCH) return;",
+        "if (descriptor_ >= 0 || errno != 0) return;",
+        PEERS,
+    ),
+    Fault(
+        "control_page_tickets.cpp",
+        "tickets that lie behind their home are not found",
+        "    own.ticket_reach = std::max<uint64_t>(own.ticket_reach, i);\n",
+        "",
+        TICKETS,
+    ),
+    Fault(
+        "roll_call.cpp",
+        "a rank is called once, though it has made the group again since",
+        "      roll.called[rank] = false;\n",
+        "",
+        MAKINGS,
+    ),
+    Fault(
+        "roll_call.cpp",
+        "nobody hears that a rank has given up",
+        "    board_->post(failure_of(options_.rank, vote), why);\n",
+        "",
+        MAKINGS,
+    ),
+    Fault(
         "watchdog.cpp",
         "a rank that has departed with its copies still to run is taken for gone",
         "page_.departed(rank) && page_.consumed(rank) < operation.number;",
@@ -199,18 +320,18 @@ FAULTS = [
         "false;",
         LEFT,
     ),
-    # -- slots, sums, the vote
+    # -- sums
     Fault(
-        "direct_reduce.cpp",
+        "reduce.cpp",
         "a slice lands where the one before has yet to be summed",
-        "if (n >= ways) program_.push_back(Step::join(which));",
-        "if (n > ways) program_.push_back(Step::join(which));",
+        "if (n >= buffers)",
+        "if (n > buffers)",
         SUMS,
     ),
     Fault(
-        "direct_reduce.cpp",
+        "reduce.cpp",
         "the caller does not wait for the last sum",
-        "    program_.push_back(Step::join((pieces.size() - 1) % ways));\n",
+        "  if (!chunks.empty()) write.add(Step::join((chunks.size() - 1) % buffers));\n",
         "",
         SUMS,
     ),

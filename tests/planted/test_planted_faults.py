@@ -58,7 +58,7 @@ class Tree:
             objects = [
                 self.out / file.relative_to(self.folder / "csrc").with_suffix(".o")
                 for folder in ("engine", "transport")
-                for file in sorted((self.folder / "csrc" / folder).glob("*.cpp"))
+                for file in sorted((self.folder / "csrc" / folder).rglob("*.cpp"))
             ]
             self.make(*objects)
         source = self.folder / "tests/cpp" / f"{program.name}.cpp"
