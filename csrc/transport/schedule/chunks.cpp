@@ -4,14 +4,14 @@
 
 namespace pg_sdma {
 
-std::vector<Chunk> cut(const std::vector<size_t>& sizes, size_t most) {
-  std::vector<Chunk> chunks = cut_aligned(sizes, most, 1);
+std::vector<Parts> cut(const std::vector<size_t>& sizes, size_t most) {
+  std::vector<Parts> chunks = cut_aligned(sizes, most, 1);
   if (chunks.empty()) chunks.emplace_back();
   return chunks;
 }
 
-std::vector<Chunk> cut_aligned(const std::vector<size_t>& sizes, size_t room, size_t alignment) {
-  std::vector<Chunk> chunks;
+std::vector<Parts> cut_aligned(const std::vector<size_t>& sizes, size_t room, size_t alignment) {
+  std::vector<Parts> chunks;
   size_t used = room;
   for (size_t tensor = 0; tensor < sizes.size(); ++tensor) {
     for (size_t offset = 0; offset < sizes[tensor];) {

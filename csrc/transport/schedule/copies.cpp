@@ -6,7 +6,7 @@ namespace pg_sdma {
 
 Program copies_on_streams(ProgramWriter& write) {
   const Exchange& exchange = write.operation().exchange;
-  const Chunk all = std::move(cut(exchange.sizes, SIZE_MAX).front());
+  const Parts all = std::move(cut(exchange.sizes, SIZE_MAX).front());
   write.tell_ready();
   write.copy_own(all, Step::kBeside);
   for (int i = 1; i < write.world(); ++i) {
@@ -26,7 +26,7 @@ Program copies_on_streams(ProgramWriter& write) {
 }
 
 Program copies_on_thread(ProgramWriter& write, size_t chunk) {
-  for (const Chunk& parts : cut(write.operation().exchange.sizes, chunk)) {
+  for (const Parts& parts : cut(write.operation().exchange.sizes, chunk)) {
     write.copy_own(parts);
     for (int i = 1; i < write.world(); ++i) write.read(write.peer(i), parts);
   }

@@ -6,7 +6,7 @@ namespace pg_sdma {
 
 LatePrograms copies_in_order_of_arrival(ProgramWriter& write) {
   const std::vector<int>& earlier = *write.operation().earlier;
-  const Chunk all = std::move(cut(write.operation().exchange.sizes, SIZE_MAX).front());
+  const Parts all = std::move(cut(write.operation().exchange.sizes, SIZE_MAX).front());
   // Before this rank is ready, because peers read it where it comes to lie.
   write.copy_own(all);
   write.tell_ready();

@@ -14,7 +14,7 @@ void ProgramWriter::await_all_done() {
   for (int i = 1; i < world_; ++i) add(Step::wait(page_.done(peer(i)), operation_.number));
 }
 
-void ProgramWriter::copy_own(const Chunk& parts, uint32_t track) {
+void ProgramWriter::copy_own(const Parts& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Exchange::Own& own = operation_.exchange.own[part.tensor];
     if (own.to == own.from) continue;
@@ -30,18 +30,18 @@ void ProgramWriter::read_part(int peer, const Part& part, char* to, uint32_t tra
   add(Step::copy(to, region.space, from, part.bytes).on(track));
 }
 
-void ProgramWriter::read(int peer, const Chunk& parts, uint32_t track) {
+void ProgramWriter::read(int peer, const Parts& parts, uint32_t track) {
   for (const Part& part : parts) {
     char* to = operation_.exchange.read(peer, part.tensor).here + part.offset;
     read_part(peer, part, to, track);
   }
 }
 
-void ProgramWriter::receive(int peer, const Chunk& parts, void* into) {
+void ProgramWriter::receive(int peer, const Parts& parts, void* into) {
   for (const Part& part : parts) read_part(peer, part, static_cast<char*>(into) + part.at, 0);
 }
 
-void ProgramWriter::write(int peer, const Chunk& parts, uint32_t track) {
+void ProgramWriter::write(int peer, const Parts& parts, uint32_t track) {
   for (const Part& part : parts) {
     const Block& block = operation_.exchange.write(peer, part.tensor);
     const uintptr_t to = operation_.region(peer, block.region).address + block.offset + part.offset;

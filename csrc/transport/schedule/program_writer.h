@@ -30,11 +30,11 @@ class ProgramWriter {
   // Until all peers are done. Then this rank's memory is its own again.
   void await_all_done();
 
-  void copy_own(const Chunk& parts, uint32_t track = 0);
-  void read(int peer, const Chunk& parts, uint32_t track = 0);
-  void write(int peer, const Chunk& parts, uint32_t track = 0);
+  void copy_own(const Parts& parts, uint32_t track = 0);
+  void read(int peer, const Parts& parts, uint32_t track = 0);
+  void write(int peer, const Parts& parts, uint32_t track = 0);
   // Reads into a receive buffer.
-  void receive(int peer, const Chunk& parts, void* into);
+  void receive(int peer, const Parts& parts, void* into);
 
   void add(const Step& step) { program_.push_back(step); }
   // The i-th peer from this rank on, 1 <= i < world. Starting at the next rank spreads the load: no

@@ -4,7 +4,7 @@ namespace pg_sdma {
 
 Program sums(ProgramWriter& write, const Call& call, Reducer& reducer, bool on_streams,
              std::list<Launch>& launches) {
-  const std::vector<Chunk> chunks =
+  const std::vector<Parts> chunks =
       cut_aligned(write.operation().exchange.sizes, reducer.room(), kMostElement);
   if (on_streams) write.tell_ready();
   const auto buffers = static_cast<size_t>(reducer.landings());

@@ -30,7 +30,7 @@ SlotShape StagingBuffers::shape(int world, size_t page_bytes) {
 bool StagingBuffers::hold(size_t shard) const { return shard <= lead_ * page_.slots().bytes; }
 
 Program StagingBuffers::copies(ProgramWriter& write) {
-  const std::vector<Chunk> chunks = cut(write.operation().exchange.sizes, page_.slots().bytes);
+  const std::vector<Parts> chunks = cut(write.operation().exchange.sizes, page_.slots().bytes);
   size_t filled = 0;
   for (size_t emptied = 0; emptied < chunks.size(); ++emptied) {
     for (; filled < std::min(chunks.size(), emptied + lead_); ++filled) {
@@ -43,7 +43,7 @@ Program StagingBuffers::copies(ProgramWriter& write) {
   return write.take();
 }
 
-void StagingBuffers::fill(const Chunk& chunk, uint64_t number, ProgramWriter& write) {
+void StagingBuffers::fill(const Parts& chunk, uint64_t number, ProgramWriter& write) {
   char* const to = buffer(rank_, number);
   for (const Part& part : chunk) {
     const char* from = write.operation().exchange.own[part.tensor].from + part.offset;
@@ -53,7 +53,7 @@ void StagingBuffers::fill(const Chunk& chunk, uint64_t number, ProgramWriter& wr
   write.copy_own(chunk);  // now that its peers can go on
 }
 
-void StagingBuffers::empty(const Chunk& chunk, uint64_t number, ProgramWriter& write) {
+void StagingBuffers::empty(const Parts& chunk, uint64_t number, ProgramWriter& write) {
   for (int i = 1; i < world_; ++i) {
     const int peer = write.peer(i);
     write.add(Step::wait(page_.filled(peer), number));

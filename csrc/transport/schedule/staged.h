@@ -49,8 +49,8 @@ class StagingBuffers {
   Program copies(ProgramWriter& write);
 
  private:
-  void fill(const Chunk& chunk, uint64_t number, ProgramWriter& write);
-  void empty(const Chunk& chunk, uint64_t number, ProgramWriter& write);
+  void fill(const Parts& chunk, uint64_t number, ProgramWriter& write);
+  void empty(const Parts& chunk, uint64_t number, ProgramWriter& write);
   char* buffer(int rank, uint64_t number) const;
 
   ControlPage& page_;

@@ -29,7 +29,7 @@ CopySpeed measure_copies(DirectTransport& transport, const Operation& operation)
   const Membership& self = transport.membership();
   ProgramWriter write(transport.page(), self.rank, self.world, operation);
   const int peer = write.peer(1);
-  const Chunk all = std::move(cut(operation.exchange.sizes, SIZE_MAX).front());
+  const Parts all = std::move(cut(operation.exchange.sizes, SIZE_MAX).front());
   const Clock::time_point end = Clock::now() + operation.timeout;
   NoWaiter no_waiter;
   // A wait that is over stands between two copies, so that the driver takes them one by one.
