@@ -71,7 +71,7 @@ clean:
 
 .venv/.built: .venv/.python setup.py pyproject.toml $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" \
-	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	    $(BIN)/python tools/install.py
 	@touch $@
 
 # The requirements of the extras that $(1) is true of, by what the installed metadata says, and without
