@@ -10,11 +10,12 @@ PYTEST := $(BIN)/python -m pytest
 TORCHRUN := $(BIN)/python -m torch.distributed.run
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
+EXPLORERS := $(addprefix tests/cpp/test_,agree.py arrival.py schedules.py)
 
 MINUTES ?= 10
 DEVICE ?= cpu
 
-.PHONY: setup setup-zero3 demo zero2 zero3 test nightly soak gpu-test sanitize lint format bench clean
+.PHONY: setup setup-zero3 demo zero2 zero3 check test nightly soak gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
 
@@ -32,6 +33,10 @@ zero2: .venv/.ready
 zero3: setup-zero3
 	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_zero3.py \
 	    --device cpu --compare --batch 4 --steps 300 --out out/zero3
+
+# What one runs while editing. `test` has all of it but the lint.
+check: .venv/.ready lint
+	$(PYTEST) tests/unit $(EXPLORERS)
 
 test: .venv/.ready
 	$(PYTEST)
