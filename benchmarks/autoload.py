@@ -1,11 +1,11 @@
-"""What the autoload of pg_sdma adds to `import torch`.
-
-Starts interpreters that import torch, in turn with TORCH_DEVICE_BACKEND_AUTOLOAD=1 and =0, and
-prints medians of the times that the import took: on the wall, and of the processor, which a busy
-machine disturbs less. The last row is the step that the variable switches off, timed by itself.
-What other packages load in that step is in these figures as well.
+"""How much longer `import torch` takes because pg_sdma is installed.
 
     python benchmarks/autoload.py --repeats 20
+
+Starts interpreters that import torch, in turn with TORCH_DEVICE_BACKEND_AUTOLOAD=1 and =0. Prints
+medians of the wall time and the CPU time of the import; a busy machine disturbs CPU time less. The
+last row times only the step that the variable switches off. What other packages load in that step
+is in these figures, too.
 """
 
 from __future__ import annotations

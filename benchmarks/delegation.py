@@ -1,4 +1,4 @@
-"""What it costs that an operation goes through sdma to the inner: run by hand, prints a table.
+"""What it costs that an operation goes through sdma to the inner. Prints a table.
 
     python benchmarks/delegation.py
 

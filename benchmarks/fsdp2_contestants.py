@@ -1,8 +1,8 @@
-"""What one FSDP2 model trains over, by turns: a process group for each contestant, or none at all.
+"""The process groups over which one FSDP2 model trains in turn, or none at all.
 
 FSDP2 takes its collectives from objects that can be replaced between steps
 (FSDPModule.set_custom_all_gather and set_custom_reduce_scatter). So one model serves all
-contestants: what changes is the group that carries the call.
+contestants: only the group that carries the call changes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host of a rank does for collectives during steps."""
+"""The time that a rank's host spends in collectives during steps."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A verdict from many short rounds of fsdp2_step.py, where one round says little.
+"""A verdict from many short rounds of fsdp2_step.py, for machines on which one round says little.
 
 A host's speed can swing by more between two minutes than contestants differ. Steps of one round
-follow each other within seconds, so each contestant is compared with the baseline round by round,
-and the median of these pairs is judged by their spread.
+follow each other within seconds. So each contestant is compared with the baseline round by round.
+The median of these pairs is then judged by their spread.
 """
 
 from __future__ import annotations

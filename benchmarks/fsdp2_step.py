@@ -7,15 +7,20 @@
     torchrun --standalone --nproc-per-node 2 benchmarks/fsdp2_step.py --device cpu \\
         --shapes 2x64x32 --steps 10 --warmup 2
 
-Each round trains one model from the same seed over each contestant: the inner (NCCL, gloo),
-sdma as it is by default, and sdma with PG_SDMA_OPS=all_gather,reduce_scatter and landings of 512
-MiB, for which docs/reduce_scatter.md has the reason, or what PG_SDMA_LANDING_BYTES says; if asked
-for, sdma-late, which is sdma with PG_SDMA_LATE=inner, and none, the floor: steps after a warm-up
-over the inner whose all-gathers do nothing and whose reduce-scatters copy the own slice. "free"
-steps let the host lead the device by two steps; "sync" steps start from an idle device, so that the
-host's time and the ranks' host skew lie on the critical path. Batches lie on the device before the
-clock starts. It prints a Markdown table a shape, and which way the bytes went. Options not listed
-here are those of examples/train_fsdp2.py.
+Each round trains one model from the same seed over each contestant:
+
+- inner: NCCL or gloo;
+- sdma: as it is by default;
+- sdma+rs: with PG_SDMA_OPS=all_gather,reduce_scatter, and receive buffers of 512 MiB
+  (docs/reduce_scatter.md says why) or what PG_SDMA_LANDING_BYTES says;
+- sdma-late, if asked for: with PG_SDMA_LATE=inner;
+- none, if asked for, the floor: after a warm-up over the inner its all-gathers do nothing, and its
+  reduce-scatters copy the own slice.
+
+"free" steps let the host run two steps ahead of the device. "sync" steps start from an idle device,
+so that the host's time and the ranks' skew are on the critical path. Batches lie on the device
+before the clock starts. It prints a Markdown table a shape, and which way the bytes went. Options
+not listed here are those of examples/train_fsdp2.py.
 """
 
 from __future__ import annotations

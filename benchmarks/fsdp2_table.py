@@ -1,4 +1,4 @@
-"""What fsdp2_step.py found, as lines of text: a table of a shape, and notes on one result."""
+"""The results of fsdp2_step.py as text: a table a shape, and notes on one result."""
 
 from __future__ import annotations
 

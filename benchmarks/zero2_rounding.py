@@ -2,8 +2,8 @@
 
     python benchmarks/zero2_rounding.py docs/zero2_rounding.png
 
-Adds 1,024 micro-gradients, each a constant mean and noise of the same size, into a bf16 shard:
-rounding stochastically, as ZeRO-2 does, and to nearest. Needs matplotlib.
+Adds 1,024 micro-gradients into a bf16 shard, each a constant mean and noise of the same size. It
+rounds stochastically, as ZeRO-2 does, and to nearest. Needs matplotlib.
 """
 
 from __future__ import annotations

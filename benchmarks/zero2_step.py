@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 benchmarks/zero2_step.py
 
-trains a GPT in fp32 on CPU with each in turn, several times over, and prints for each the medians
-of a step's CPU time and wall time on rank 0.
+Trains a GPT in fp32 on CPU with each in turn, several times. Prints for each the medians of a
+step's CPU time and wall time on rank 0.
 """
 
 from __future__ import annotations

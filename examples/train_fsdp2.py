@@ -1,9 +1,9 @@
-"""Trains a byte-level GPT with FSDP2, over pg_sdma or over the group that it wraps.
+"""Trains a byte-level GPT with FSDP2, over pg_sdma or over the backend that it wraps.
 
     torchrun --standalone --nproc-per-node 2 examples/train_fsdp2.py --compare
 
-runs on any machine; on CPU unless torch sees a GPU. The two routes differ by the string that
-`init_process_group` is given and by nothing else.
+Runs on any machine; on CPU unless torch sees a GPU. The two runs differ only in the string that
+`init_process_group` is given.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     torchrun --standalone --nproc-per-node 2 examples/train_zero2.py --compare
 
-runs on any machine; on CPU unless torch sees a GPU.
+Runs on any machine; on CPU unless torch sees a GPU.
 """
 
 from __future__ import annotations

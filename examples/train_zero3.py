@@ -1,9 +1,9 @@
-"""Trains a byte-level GPT or Qwen3 with DeepSpeed, over pg_sdma or over the group that it wraps.
+"""Trains a byte-level GPT or Qwen3 with DeepSpeed, over pg_sdma or over the backend that it wraps.
 
     torchrun --standalone --nproc-per-node 2 examples/train_zero3.py --compare
 
-runs on any machine; on CPU unless torch sees a GPU. DeepSpeed's own launcher will do as well. The
-two routes differ by the string that `deepspeed.init_distributed` is given and by nothing else.
+Runs on any machine; on CPU unless torch sees a GPU. DeepSpeed's own launcher works, too. The two
+runs differ only in the string that `deepspeed.init_distributed` is given.
 """
 
 from __future__ import annotations

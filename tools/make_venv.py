@@ -1,7 +1,7 @@
-"""Makes .venv, with the torch of the interpreter that runs this where that has one.
+"""Makes .venv, with the torch of the interpreter that runs this, if it has one.
 
-That torch is used where it lies and never replaced, be it for CUDA, ROCm or the CPU. Only where
-there is none, one is installed.
+That torch is used where it lies and never replaced, be it for CUDA, ROCm or the CPU. One is
+installed only where there is none.
 """
 
 from __future__ import annotations

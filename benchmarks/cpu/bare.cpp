@@ -1,10 +1,10 @@
 // How fast two processes can gather each other's memory, without a backend around it.
 //
-//   g++ -O2 -std=c++20 -o /tmp/bare benchmarks/cpu/bare.cpp && /tmp/bare
+//   g++ -O2 -std=c++20 -o bare benchmarks/cpu/bare.cpp && ./bare
 //
-// Both processes fork from one, gather at once, and take other memory at every call, so that no
-// cache holds it. A line for each way and shard: the median of the calls, and the fastest and
-// slowest tenth.
+// Both processes fork from one and gather at once. Each call takes other memory, so no cache holds
+// it. It prints a line for each way and shard: the median of the calls, and the fastest and slowest
+// tenth.
 #include <emmintrin.h>
 #include <sys/mman.h>
 #include <sys/uio.h>

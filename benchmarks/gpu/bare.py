@@ -1,7 +1,7 @@
-"""The driver calls of an in-place all-gather and nothing around them, issued from Python.
+"""The driver calls of an in-place all-gather, issued from Python with nothing around them.
 
-They are in the order in which the engine makes them for a synchronous call
-(csrc/transport/direct_gather.cpp), on the caller's stream and on counters of their own.
+They come in the order in which the engine makes them for a synchronous call
+(csrc/transport/schedule/copies.cpp), on the caller's stream and on counters of their own.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     python benchmarks/gpu/calls.py
 
-By ctypes, whose own cost (that of a call that asks for the driver's version) is subtracted. Every
-call is made on streams that never wait, and so many at a time that the launch queue is not full.
-With two GPUs the copies are from the second; otherwise within the first.
+The calls are made by ctypes, whose own cost is subtracted: that of a call that asks for the
+driver's version. They are made on streams that never wait, and so few at a time that the launch
+queue is not full. With two GPUs the copies are from the second, otherwise within the first.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
-"""How fast two GPUs copy from each other: by reads, by writes, or one of them by both.
+"""How fast two GPUs copy from each other: by reads, by writes, or by both on one of them.
 
     python benchmarks/gpu/copies.py
 
-A read is enqueued on a stream of the GPU that gets the bytes; a write on one of the GPU that has
-them, as an all-gather's copies are. No handshake is in it. It prints two tables of rates.
+A read is enqueued on a stream of the GPU that gets the bytes. A write is enqueued on one of the GPU
+that has them, as an all-gather's copies are. There is no handshake. It prints two tables of rates.
 
-In the first, one GPU copies and the other does nothing: it writes, it reads, or, "one", it writes
-on one stream and reads on another, as an all-gather does for which a rank was late. The memory on
-the other GPU is another process's, opened by its IPC handle as ranks open each other's, and then
-the same process's. In which of the two the directions share an engine, "one" takes two writes'
-time.
+First table: one GPU copies and the other does nothing. It writes, it reads, or, "one", it writes on
+one stream and reads on another, as the late rank of an all-gather does. The other GPU's memory is
+another process's, opened by its IPC handle as ranks open each other's, and then the same process's.
+Where both directions share an engine, "one" takes the time of two writes.
 
-In the second, one process has both GPUs copy from each other at once, and several streams take a
+Second table: one process has both GPUs copy from each other at once, and several streams take a
 part of the bytes each.
 """
 

@@ -1,11 +1,11 @@
-"""What an all-gather costs over its bare driver calls, on the host and on the device.
+"""What an all-gather costs beyond its bare driver calls, on the host and on the device.
 
     python benchmarks/gpu/enqueue.py
 
-Ranks that share a GPU do so through an MPS daemon that is started for them. The first table is
-the host's time of a synchronous in-place call, all ranks calling at once; the second the device's
-time of such calls behind a held stream, so that the host's is left out, beside that of the same
-driver calls on the same memory.
+Ranks that share a GPU do so through an MPS daemon that is started for them. The first table is the
+host's time of a synchronous in-place call, all ranks calling at once. The second table is the
+device's time of such calls, beside that of the same driver calls on the same memory. They lie
+behind a stream that is held back, so the host's time is not in it.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
     python benchmarks/gpu/flags.py
 
-One process drives both GPUs. Each step is a two-rank all-gather's: tell the peer that one is ready,
-wait for it, push a shard, tell the peer that it is there, wait for the peer's. On the page a
-rank writes a flag once for all its peers; in the GPUs' memories one for each, over NVLink. Printed
-is the device's time of a step, behind a gate, so that the host's is left out.
+One process drives both GPUs. Each step is that of a two-rank all-gather: tell the peer that one is
+ready, wait for it, push a shard, tell the peer that it is there, wait for the peer's. On the host
+page a rank writes a flag once for all its peers. In GPU memory it writes one for each, over NVLink.
+It prints the device's time of a step. The steps lie behind a gate, so the host's time is not in it.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
-"""What a rank does when its peer is killed in mid-gather.
+"""What a rank does when its peer is killed during a gather.
 
     python benchmarks/gpu/kill.py --jobs 4
     python benchmarks/gpu/kill.py --backlog 8 --repetitions 20
     python benchmarks/gpu/kill.py --device cpu --bytes 16M --repetitions 3
 
-Each time two fresh processes gather in a loop, several large gathers under way at a time. A random
-one of them, the victim, gets SIGKILL at a random moment. Printed are how the other ended, how long
-after that, and what it said. It has to end by itself within the bound, with an error that names
+Each time two fresh processes gather in a loop, with several large gathers under way. A random one
+of them, the victim, gets SIGKILL at a random moment. It prints how the other ended, how long after
+that, and what it said. The other has to end by itself within the bound, with an error that names
 the victim; the group's timeout is far longer.
 
-With --backlog the gathers lie behind other work of the device, for a random time of 0 to so many
-seconds, and half of the times both ranks destroy the group while all of it is pending. What such
-work has left to run comes on top of the bound.
+With --backlog the gathers lie behind other work of the device, for a random time of up to so many
+seconds. Half of the times both ranks destroy the group while all of it is pending. The bound grows
+by what such work has left to run.
 
-On one GPU both ranks share it through an MPS daemon of each repetition's own, whose server may
-fault, and the survivor with it, when a client is killed: that, too, is printed. With --backlog they
-take turns on it instead: a server is lost with a client that is killed while its kernel runs.
+On one GPU both ranks share it through an MPS daemon of each repetition's own. Its server may fault
+when a client is killed, and take the survivor with it; that is printed, too. With --backlog the
+ranks take turns on the GPU instead, because killing a client whose kernel runs ends the server.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ struct Identity {
 };
 
 // Below it NCCL's kernel takes less of the device's time than the two waits of a gather, and its
-// host waits for nobody (docs/performance.md).
+// host waits for nobody (docs/results.md).
 constexpr uint64_t kLeastBytes = uint64_t{4} << 20;
 constexpr uint64_t kLeastSumBytes = uint64_t{64} << 20;
 

@@ -38,12 +38,12 @@ void read_from(pid_t process, void* destination, uintptr_t source, size_t bytes)
 }
 
 // What a rank copies of its own shard before its peers' same bytes: by then the owner of those has
-// just read them into the cache that the ranks share (docs/performance.md has the sizes tried).
+// just read them into the cache that the ranks share (docs/experiments.md has the sizes tried).
 constexpr size_t kWave = size_t{256} << 10;
 
 // An output that would fill half of a core's own cache is stored past the caches, which saves
 // reading it first. A smaller one is found in the cache by whoever uses it next: reading 512 KiB
-// from memory instead costs it half of what a gather saves (docs/performance.md).
+// from memory instead costs it half of what a gather saves (docs/experiments.md).
 constexpr size_t kPastCaches = size_t{512} << 10;
 
 const void* source_of(const Step& copy) { return reinterpret_cast<const void*>(copy.source); }

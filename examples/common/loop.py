@@ -1,4 +1,4 @@
-"""The training loop: runs the steps, times them on the device, and collects what a report needs."""
+"""The training loop: runs the steps, times them on the device, collects figures for a report."""
 
 from __future__ import annotations
 

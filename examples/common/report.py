@@ -1,4 +1,4 @@
-"""What a run leaves behind: result.json always; a table and a picture of two runs compared."""
+"""What a run writes: always result.json; of two runs also a table and a picture to compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Devices, process groups and determinism of one `torchrun` launch."""
+"""Devices, process groups and deterministic kernels of one `torchrun` launch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real text as a stream of bytes: no tokenizer, no download."""
+"""Real text as a stream of bytes, without a tokenizer or a download."""
 
 from __future__ import annotations
 

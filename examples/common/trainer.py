@@ -1,4 +1,4 @@
-"""The main program of a trainer: one run, or one over each route, and the report."""
+"""The main program of a trainer: one run, or one over each backend, and the report."""
 
 from __future__ import annotations
 

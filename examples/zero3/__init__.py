@@ -1,1 +1,1 @@
-"""What train_zero3.py is made of: its models, its DeepSpeed engine, its command line."""
+"""The parts of train_zero3.py: its models, its DeepSpeed engine, its command line."""

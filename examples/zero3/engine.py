@@ -1,4 +1,4 @@
-"""DeepSpeed: its group, its configuration's last word, and a model's engine with its step."""
+"""DeepSpeed: its process group, its configuration, and a model's engine with its step."""
 
 from __future__ import annotations
 

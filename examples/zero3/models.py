@@ -1,4 +1,4 @@
-"""The models of train_zero3.py: GPTs, and Qwen3s from their configuration, both over bytes."""
+"""The models of train_zero3.py: GPTs, and Qwen3s from their configuration. Both work on bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of train_zero3.py. DeepSpeed's and its examples' spellings are taken as well."""
+"""The command line of train_zero3.py. It also takes the spellings of DeepSpeed and its examples."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Runs a trainer again, over one transport, in a fresh process of each rank.
+"""Runs a trainer again over one backend, in a fresh process of each rank.
 
-DeepSpeed keeps its groups and its communication backend in module globals, so two runs over
-different backends do not fit into one process.
+DeepSpeed keeps its groups and its communication backend in module globals. So two runs over
+different backends need two processes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """All-gathers over GPU copy engines, as a torch.distributed backend.
 
-Importing this package registers the backend: `init_process_group("cpu:gloo,cuda:sdma")`. Once it is
-installed, torch imports it by itself. The C++ extension is loaded when the first group is created.
+Importing this package registers the backend: `init_process_group("cpu:gloo,cuda:sdma")`. Once the
+package is installed, torch imports it by itself. The C++ extension is loaded when the first group
+is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m pg_sdma`, and what the command `pg-sdma` calls."""
+"""`python -m pg_sdma`, which is what the command `pg-sdma` calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loads pg_sdma._C, once it is clear that it was built for the torch that runs."""
+"""Loads pg_sdma._C, after checking that it was built for the torch that runs."""
 
 from __future__ import annotations
 

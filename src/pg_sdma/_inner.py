@@ -1,4 +1,4 @@
-"""Builds the backends that a group wraps, each as torch would build it for a group of its own."""
+"""Builds the backends that a group wraps, each as torch builds it for a group of its own."""
 
 from __future__ import annotations
 

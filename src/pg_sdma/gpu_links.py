@@ -1,4 +1,4 @@
-"""What a GPU driver says of copy engines and of the links between GPUs, for `pg-sdma info`."""
+"""What a GPU driver reports about copy engines and links between GPUs, for `pg-sdma info`."""
 
 from __future__ import annotations
 

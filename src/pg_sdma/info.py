@@ -1,4 +1,4 @@
-"""What `pg-sdma info` tells: the machine, the settings, and the route that calls take here."""
+"""What `pg-sdma info` reports: the machine, the settings, and the route that calls take here."""
 
 from __future__ import annotations
 

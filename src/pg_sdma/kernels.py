@@ -1,4 +1,4 @@
-"""Hands pg_sdma._C the kernels that it launches, where there is a Triton to compile them."""
+"""Gives pg_sdma._C the kernels that it launches, where Triton is installed to compile them."""
 
 from __future__ import annotations
 

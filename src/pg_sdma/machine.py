@@ -1,4 +1,4 @@
-"""What this machine is, as far as the speed of the direct route depends on it."""
+"""What the speed of the direct route depends on in this machine."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A model of how direct all-gathers grow with the number of ranks. No measurement: see `Constant`.
+"""A model, not a measurement, of how direct all-gathers grow with the number of ranks.
 
-Alpha-beta: a call costs each rank's host a fixed time and one for each peer, and its device a fixed
-time, one for each peer, and its bytes over the bandwidth. docs/scaling.md has the reasoning, what
-the model leaves out, and what follows. Times are in microseconds, bandwidths in GB/s (10^9), bytes
-of an output over all ranks; a GB/s is 1000 bytes a microsecond.
+Alpha-beta: a call costs each rank's host a fixed time and one for each peer. It costs the device a
+fixed time, one for each peer, and the bytes over the bandwidth. docs/scaling.md says what the model
+leaves out and what follows from it. Times are in microseconds and bandwidths in GB/s (10^9), so a
+GB/s is 1000 bytes a microsecond. Bytes are those of an output over all ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Constant:
     value: float
     unit: str
     meaning: str
-    source: str  # a measurement in docs/performance.md, or "assumed" and why
+    source: str  # a measurement in docs/results.md, or "assumed" and why
 
 
 CONSTANTS = {
@@ -115,23 +115,24 @@ MACHINES = {
         8,
         "mi300x_link",
         mesh=True,
-        remark="one link a peer, so it counts on how many hardware queues the copies are spread: 4 "
-        "are ROCm's default, docs/amd.md; the host's part is CUDA's",
+        remark="each peer has a link of its own, so the number of hardware queues over which the "
+        "copies are spread matters. ROCm's default is 4 (docs/amd.md). The host's part is CUDA's",
     ),
     "nvl72": Machine(
         "NVL72",
         72,
         "nvl72",
-        remark="its 18 trays are hosts of their own, so today the inner carries this group; the "
-        "model is of a page that all of them can reach",
+        remark="its 18 trays are hosts of their own, so today the inner carries this group. The "
+        "model assumes a page that all of them can reach",
     ),
     "hosts": Machine(
         "4 hosts of 8x H200",
         8,
         "h200",
         hosts=4,
-        remark="today the inner carries this group; the model is of a gather over the network "
-        "among ranks of one place on their hosts, then a direct one within each host",
+        remark="today the inner carries this group. The model is of two gathers: one over the "
+        "network, among the ranks with the same place on their hosts, then a direct one within "
+        "each host",
     ),
 }
 
@@ -157,7 +158,7 @@ class Model:
         """The driver's calls of a gather, `pieces` copies a peer.
 
         Of a synchronous gather: a batch of memory operations before each peer's copy, one at the
-        end, and an event (DirectTransport::write_program, StreamQueue::run).
+        end, and an event (csrc/transport/schedule/copies.cpp, StreamQueue::run).
         """
         c = self.constants
         copies = (ranks - 1) * pieces

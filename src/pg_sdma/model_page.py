@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from pg_sdma.model import CONSTANTS, MACHINES, RANKS, Model, Row, rows_of
@@ -19,7 +20,7 @@ def page(model: Model, names: Sequence[str], sizes: Sequence[int]) -> str:
             text += f" a gather takes the device longer than its host from {hidden:.0f} MiB on."
         if machine.remark:
             text += f" {machine.remark[0].upper()}{machine.remark[1:]}."
-        remarks.append(text)
+        remarks += textwrap.wrap(text, 100, subsequent_indent="  ")
     parts = [
         ["This is a model, not a measurement."],
         constants_table(model),

@@ -1,6 +1,6 @@
 """Finds what pg_sdma uses of an installed mori, by import and by signature.
 
-tests/contract holds the names to the source of the release that they were read in.
+tests/contract compares the names with the source of the release that they were read in.
 """
 
 from __future__ import annotations

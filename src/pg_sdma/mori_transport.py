@@ -1,8 +1,8 @@
 """All-gathers by mori (https://github.com/ROCm/mori), AMD's collectives over SDMA copy engines.
 
 `where` tells for which tensors a group may ask for mori. `Offer` is one rank's side of the vote on
-it, `MoriGather` what then carries that rank's all-gathers; both are called by pg_sdma._C. What mori
-does and does not check is in docs/mori.md, with the sources.
+it. `MoriGather` then carries that rank's all-gathers. pg_sdma._C calls both. docs/mori.md lists
+what mori checks and what it does not, with the sources.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The kernel that sums a direct reduce-scatter's slices on a GPU. Imports Triton.
 
-What peers sent has landed in rows, one a peer; the own slice is read where it lies. Equal in every
-bit to what pg_sdma does with ATen for CPU tensors: the slices are added in rank order in fp32 (fp64
-for fp64), the sum is scaled in that precision, and rounded once. pg_sdma._C launches it.
+The peers' slices have arrived in rows, one a peer. The own slice is read where it lies. The result
+equals in every bit what pg_sdma does with ATen for CPU tensors: the slices are added in rank order
+in fp32 (fp64 for fp64), the sum is scaled in that precision, and rounded once. pg_sdma._C launches
+it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triton.compiler import ASTSource
 
 # Thread blocks of a launch: each goes on with the next block of elements until all are summed. 32
 # keep up with NVLink while nothing else runs. Beside multiplications they fall behind, and being
-# fewer for longer they take as much from those: docs/performance.md.
+# fewer for longer they take as much from those: docs/experiments.md.
 BLOCKS = 128
 THREADS = 256  # of a block
 # Of each slice, what a thread reads before it adds up. More of it hides more of the memory's
@@ -26,11 +27,11 @@ BYTES_A_THREAD = 64
 BYTES_A_THREAD_OF_MANY = 32
 MANY = 4  # ranks, beyond which a thread reads less of each
 
-SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/reduction.h
+SUM, AVERAGE, PREMULTIPLIED = 0, 1, 2  # as Reduction::Kind in csrc/backend/collectives/reduction.h
 
 
 class Kernel(NamedTuple):
-    """A compiled kernel as csrc/backend/kernels.h knows it; the last is for people."""
+    """A compiled kernel as csrc/backend/collectives/kernels.h knows it; the last is for people."""
 
     function: int  # the driver's CUfunction or hipFunction_t
     threads: int

@@ -1,6 +1,7 @@
 """Every environment variable of pg_sdma, declared once.
 
-`python -m pg_sdma.settings` prints docs/settings.md, which a test holds to these declarations.
+`python -m pg_sdma.settings` prints docs/settings.md. A test compares that page with these
+declarations.
 """
 
 from __future__ import annotations
@@ -172,26 +173,27 @@ class Settings:
     transport: str = _variable(
         "PG_SDMA_TRANSPORT",
         _choice("auto", "peer", "mori"),
-        "What carries the direct route: `peer` copies between the ranks' tensors where they "
-        "lie. `auto` takes the best there is: for all-gathers of CPU tensors at most 2 MiB of "
-        "shared memory a group, where every rank has a core and the ranks are few, and peer copies "
-        "for all others. On AMD GPUs, where the vote or its self-test refuses those, it then asks "
-        "for AMD's mori; `mori` asks for that alone, of GPU tensors: see [mori.md](mori.md).",
+        "What carries direct calls. `peer`: copies between the ranks' tensors where they lie. "
+        "`auto`: peer copies, but for two cases. All-gathers of CPU tensors go through at most 2 "
+        "MiB of shared memory a group, where every rank has a core and the ranks are few. On AMD "
+        "GPUs AMD's mori is asked where the vote or its self-test refuses peer copies. `mori`: "
+        "mori alone, for GPU tensors: see [mori.md](mori.md).",
         default="auto",
         agreed=True,
     )
     mori_bytes: int = _variable(
         "PG_SDMA_MORI_BYTES",
         _bytes(1 << 17),
-        "What mori's buffers take of each GPU, for good, where mori is what carries all-gathers. "
-        "Longer shards go through them piece by piece.",
+        "Memory that mori's buffers take of each GPU, until the process ends, where mori carries "
+        "all-gathers. Longer shards go through them piece by piece.",
         default=str(512 << 20),
         agreed=True,
     )
     mori_on_cpu: bool = _variable(
         "PG_SDMA_MORI_ON_CPU",
         _BIT,
-        "`1` lets mori have CPU tensors, which no mori of AMD's takes. For tests.",
+        "`1` lets a stand-in for mori carry CPU tensors, which AMD's mori does not take. For "
+        "tests.",
         default="0",
         agreed=True,
     )
@@ -201,7 +203,8 @@ class Settings:
             "a backend for GPU tensors, or `device=backend` pairs such as `cpu=gloo,cuda=gloo`",
             _inner,
         ),
-        "The wrapped backends, which carry every other operation and what does not go direct.",
+        "The wrapped backends (the inner). They carry every other operation and what does not go "
+        "direct.",
         unset={},
         means="`cpu=gloo,cuda=nccl`",
         agreed=True,
@@ -209,61 +212,63 @@ class Settings:
     ops: tuple[str, ...] = _variable(
         "PG_SDMA_OPS",
         Kind("one or both of `all_gather` and `reduce_scatter`, with a comma between", _operations),
-        "The operations that may go direct. Reduce-scatters then round otherwise than the inner "
-        "backend's: see [reduce_scatter.md](reduce_scatter.md).",
+        "The operations that may go direct. Direct reduce-scatters round differently from the "
+        "inner's: see [reduce_scatter.md](reduce_scatter.md).",
         default="all_gather",
         agreed=True,
     )
     landing_bytes: int = _variable(
         "PG_SDMA_LANDING_BYTES",
         _bytes(4096),
-        "What a direct reduce-scatter may allocate, whatever its size and the number of ranks; of "
-        "GPU tensors, on the GPU.",
+        "What a direct reduce-scatter may allocate, whatever its size and the number of ranks; "
+        "for GPU tensors, on the GPU.",
         default=str(64 << 20),
     )
     min_bytes: int | None = _variable(
         "PG_SDMA_MIN_BYTES",
         _bytes(0),
-        "All-gathers whose output over all ranks is smaller go to the inner backend, and so do "
-        "reduce-scatters whose input is. Where it is set, no tuning file is read.",
+        "From which size on calls go direct: of an all-gather's output, or a reduce-scatter's "
+        "input. Smaller ones go to the inner. Where it is set, no tuning file is read.",
         means="what `pg-sdma tune` measured; else for GPU tensors "
-        f"{DEFAULT_BOUNDS['cuda']['all_gather']}, which a coalesced call has to have in the mean "
-        f"of its tensors, and {DEFAULT_BOUNDS['cuda']['reduce_scatter']} for reduce-scatters; 0 "
-        "for CPU tensors",
+        f"{DEFAULT_BOUNDS['cuda']['all_gather']} for all-gathers (coalesced: the mean of the "
+        f"tensors) and {DEFAULT_BOUNDS['cuda']['reduce_scatter']} for reduce-scatters, and 0 for "
+        "CPU tensors",
         agreed=True,
     )
     tuning: str | None = _variable(
         "PG_SDMA_TUNING",
         Kind("path of a file, or `off`", str),
-        "Where `pg-sdma tune` writes, and a group that is made reads, from which size on calls go "
-        "direct on this machine. Ranks that find different bounds there use the inner backend.",
+        "The file with the sizes from which on calls go direct on this machine. `pg-sdma tune` "
+        "writes it, and a group reads it when it is made. Ranks that read different bounds use the "
+        "inner.",
         means="`pg_sdma/tuning.json` under `$XDG_CONFIG_HOME` or `~/.config`",
     )
     patience_ms: float | None = _variable(
         "PG_SDMA_PATIENCE_MS",
         Kind("milliseconds, above 0", _milliseconds),
-        "How long a rank's host waits in a call for its peers to enter the same call, before they "
-        "count as late: see `PG_SDMA_LATE`; what that does not concern goes to the inner backend "
-        "on all ranks.",
-        means="for GPU tensors up to 5 while the caller's stream holds work that has yet to run, "
-        "and then what a late rank's second copy would take, at least 0.05; the group's timeout "
-        "for CPU tensors",
+        "How long a rank's host waits in a call until its peers have made the same call. Then they "
+        "count as late. `PG_SDMA_LATE` says what becomes of an all-gather; other late calls go to "
+        "the inner on all ranks.",
+        means="GPU tensors: up to 5 while the caller's stream holds work that has yet to run, then "
+        "as long as a late rank's second copy would take, at least 0.05. CPU tensors: the group's "
+        "timeout",
     )
     late: str = _variable(
         "PG_SDMA_LATE",
         _choice("direct", "inner"),
-        "What becomes of an all-gather into one tensor a call or several, of NVIDIA GPUs' tensors, "
-        "whose peers are late: `direct` has every rank enqueue its part when it comes, and the "
-        "device wait for the others, as the inner's kernels do. In groups of at most 16 ranks; up "
-        "to 128 such calls may wait for a rank that has not come, the next goes to the inner.",
+        "What becomes of a late all-gather. `direct`, on NVIDIA GPUs: every rank enqueues its part "
+        "when it makes the call, and the device waits for the others, as with NCCL's kernels. That "
+        "holds for `all_gather_into_tensor` and its coalesced form, and for groups of at most 16 "
+        "ranks. At most 128 such calls may wait for a rank; the next goes to the inner. `inner`: "
+        "it goes to the inner.",
         default="direct",
         agreed=True,
     )
     strict: bool = _variable(
         "PG_SDMA_STRICT",
         _BIT,
-        "`1` raises where an operation of `PG_SDMA_OPS` would go to the inner backend, unless "
-        "that is what every rank has asked for by `PG_SDMA=off`.",
+        "`1` raises where an operation of `PG_SDMA_OPS` would go to the inner, unless every rank "
+        "has `PG_SDMA=off`.",
         default="0",
         agreed=True,
     )
@@ -291,7 +296,7 @@ class Settings:
     allow_pcie: bool = _variable(
         "PG_SDMA_ALLOW_PCIE",
         _BIT,
-        "`1` goes direct also between GPUs that reach each other over PCIe alone.",
+        "`1` goes direct also between GPUs that reach each other over PCIe only.",
         default="0",
     )
     driver: str | None = _variable(
@@ -310,8 +315,8 @@ class Settings:
     trace_file: str | None = _variable(
         "PG_SDMA_TRACE_FILE",
         Kind("the beginning of a path", str),
-        "When a group breaks, each rank writes its flight record to this with its global rank and "
-        "`.json` appended; `pg-sdma trace` reads it.",
+        "When a group breaks, each rank writes its flight record to a file: this path with the "
+        "global rank and `.json` appended. `pg-sdma trace` reads it.",
         means="no file",
     )
     inject: tuple[str, ...] = _variable(
@@ -403,10 +408,14 @@ def settings_page() -> str:
     lines = "\n".join(f"| {' | '.join(cells)} |" for cells in table)
     return f"""# Settings
 
-pg_sdma is set by environment variables, read when a process group is made. A value that is not
-allowed raises `ValueError`; a `PG_SDMA_*` variable that is not listed here is warned about once.
-Where a setting has to be the same on all ranks and is not, the group uses the inner backend and
-logs the difference. Messages go to the Python logger `pg_sdma`.
+pg_sdma reads environment variables when a process group is made.
+
+- A value that is not allowed raises `ValueError`.
+- A `PG_SDMA_*` variable that is not in the table is warned about once.
+- Some settings must be the same on all ranks. If they differ, the group uses the wrapped backend
+  (the inner) and logs the difference.
+
+Messages go to the Python logger `pg_sdma`.
 
 {lines}
 """

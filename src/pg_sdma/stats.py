@@ -1,4 +1,4 @@
-"""Which way the operations of a group went that may go direct."""
+"""Which route the operations of a group took, of those that may go direct."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The flight record: what the groups of this process did last, and how far their ranks are.
 
-A record is a plain dictionary, the same that a broken group writes to PG_SDMA_TRACE_FILE.
+A record is a plain dictionary. A broken group writes the same to PG_SDMA_TRACE_FILE.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def test_a_compiler_with_a_static_libstdcxx_is_refused_before_it_compiles_all(tm
 PIP = """
 import os, sys
 assert "--verbose" in sys.argv and sys.argv[-2:] == ["--editable", "."]
-print("  [1/2] c++ -MMD -MF /a/csrc/one.o.d -O3 -c /a/csrc/room/one.cpp -o /a/csrc/room/one.o -g1")
+print("  [1/2] c++ -MMD -MF /a/csrc/module.o.d -O3 -c /a/csrc/module.cpp -o /a/csrc/module.o -g1")
 print("  error: no such thing")
 sys.exit(int(os.environ["CODE"]))
 """
@@ -84,7 +84,7 @@ def test_an_installation_tells_each_file_and_all_that_it_said_when_it_fails(tmp_
     (tmp_path / "pip.py").write_text(PIP)
     told, output = run(sys.executable, "tools/install.py", PYTHONPATH=str(tmp_path), CODE=str(code))
     assert told == code
-    assert "compiled  1 of 2: csrc/room/one.cpp\n" in output
+    assert "compiled  1 of 2: csrc/module.cpp\n" in output
     assert ("error: no such thing" in output) == (code != 0)
     assert ("-MMD" in output) == (code != 0)
 

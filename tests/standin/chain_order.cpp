@@ -59,6 +59,7 @@ class NoWaiter final : public Waiter {
 class OneQueue final : public Carrier {
  public:
   OneQueue(Chain& chain, std::unique_ptr<Queue> queue) : chain_(chain), queue_(std::move(queue)) {}
+  Queue& queue() { return *queue_; }
   void wait(Counter& counter) { queue_->run({Step::wait(counter, 1)}, no_waiter_); }
   std::vector<WorkPtr> carry(Collective& collective) override {
     chain_.before_direct(*queue_);
@@ -171,7 +172,7 @@ void an_asynchronous_call_leaves_the_callers_stream_free(Engine& engine, bool as
     Gated(Chain& chain, OneQueue& queue, Counter& gate)
         : chain_(chain), queue_(queue), gate_(gate) {}
     std::vector<WorkPtr> carry(Collective&) override {
-      chain_.before_direct(queue_);
+      chain_.before_direct(queue_.queue());
       queue_.wait(gate_);
       return {};
     }

@@ -46,7 +46,7 @@ class ProgramWriter {
   Program take() { return std::exchange(program_, {}); }
 
  private:
-  static constexpr size_t kUsual = 16;  // steps, for which one allocation is enough
+  static constexpr size_t kUsual = 8;  // steps, for which one allocation is enough
 
   void read_part(int peer, const Part& part, char* to, uint32_t track);
 

@@ -7,7 +7,7 @@ namespace {
 
 // Of shared memory that a group may have, with its control page. Between two fills of a buffer a
 // rank reads or writes about all of it: twice what a core's own cache holds, so that the buffer has
-// left the readers' caches, from where taking it back would be slower (docs/performance.md).
+// left the readers' caches, from where taking it back would be slower (docs/experiments.md).
 constexpr size_t kMostShared = size_t{2} << 20;
 
 // A chunk costs each rank a handshake with every peer.

@@ -30,7 +30,7 @@ namespace pg_sdma {
 
 class StagingBuffers {
  public:
-  // L of a group whose page has enough buffers: more is slower (docs/performance.md).
+  // L of a group whose page has enough buffers: more is slower (docs/experiments.md).
   static constexpr uint64_t kMostLead = 4;
 
   // The buffers for a group of `world` ranks whose page has `page_bytes` without them: none where

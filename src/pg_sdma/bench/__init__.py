@@ -1,1 +1,1 @@
-"""Benchmarks of collectives: alone, as nccl-tests prints them, and beside matrix products."""
+"""Benchmarks of collectives: alone, with the columns of nccl-tests, and beside matrix products."""

@@ -1,4 +1,4 @@
-"""`pg-sdma bench all_gather`: its call, and whether what arrives is right."""
+"""`pg-sdma bench all_gather`: the call, and whether its results are right."""
 
 from __future__ import annotations
 

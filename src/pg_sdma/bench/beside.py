@@ -1,4 +1,4 @@
-"""`pg-sdma bench overlap`: what a collective and matrix products do to each other."""
+"""`pg-sdma bench overlap`: how a collective and matrix products slow each other down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways to do a collective that are measured beside each other."""
+"""Ways to do a collective, to be measured beside each other."""
 
 from __future__ import annotations
 

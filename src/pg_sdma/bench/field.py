@@ -1,4 +1,4 @@
-"""Which contenders can run here, agreed on by all ranks."""
+"""Which contenders can run here. All ranks agree on it."""
 
 from __future__ import annotations
 

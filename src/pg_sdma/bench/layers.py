@@ -1,7 +1,7 @@
 """`pg-sdma bench overlap`, second half: the forward of a model sharded as ZeRO-3 shards it.
 
-Matrix products alone, no attention: the weights of layer l + 1 are gathered in place while layer l
-computes, into one of two buffers in turn; a contender without an in-place form gathers into memory
+Matrix products only, no attention. The weights of layer l + 1 are gathered in place while layer l
+computes, into one of two buffers in turn. A contender without an in-place form gathers into memory
 that it allocates.
 """
 

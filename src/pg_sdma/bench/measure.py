@@ -1,6 +1,6 @@
 """Times calls that all ranks make together, several kinds of call in turn.
 
-Rounds of the kinds alternate, so that a noisy moment of the machine hits them alike.
+Rounds of the kinds alternate, so that a noisy moment of the machine hits all of them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What tells one measured collective from another."""
+"""What distinguishes one measured collective from another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """`pg-sdma bench overlap`, first half: a collective beside a chain of matrix products.
 
-What is called a gather here is a call of that collective: an all-gather or a reduce-scatter. A copy
-that starves "hides" as well, so the products' slowdown always stands beside the hidden part.
+"Gather" here means a call of the measured collective, an all-gather or a reduce-scatter. A copy
+that makes no progress is also "hidden", so the products' slowdown always stands beside the hidden
+part.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the memory or the links could do: a plain copy of what a collective moves."""
+"""What the memory or the links can do: a plain copy of the bytes that a collective moves."""
 
 from __future__ import annotations
 

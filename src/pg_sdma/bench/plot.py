@@ -1,4 +1,4 @@
-"""Bandwidth and time against size, both backends, as a picture."""
+"""A picture of bandwidth and time against size, for both backends."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The self-test of `pg-sdma info`: does the direct route work here, and is every byte right?
 
-Ranks of its own gather for two seconds, with poisoned outputs, then time a large size against the
-inner. No bound keeps a size from going direct meanwhile.
+It starts ranks of its own. They gather for two seconds into poisoned outputs, then time a large
+size against the inner. Meanwhile every size goes direct.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A progress bar below the lines of a table, where rich is installed and somebody looks."""
+"""A progress bar below the lines of a table, where rich is installed and stderr is a terminal."""
 
 from __future__ import annotations
 

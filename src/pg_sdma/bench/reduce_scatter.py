@@ -1,4 +1,4 @@
-"""`pg-sdma bench reduce_scatter`: its call, and whether the sums are right."""
+"""`pg-sdma bench reduce_scatter`: the call, and whether the sums are right."""
 
 from __future__ import annotations
 

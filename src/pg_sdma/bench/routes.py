@@ -1,4 +1,4 @@
-"""Which way the measured calls went: a benchmark of a path that was not taken shows nothing."""
+"""Which route the measured calls took: a benchmark of a route that was not taken shows nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What torch and NCCL offer for gathers without kernels, over symmetric memory.
+"""Gathers without kernels by torch and NCCL, over symmetric memory.
 
-NCCL's symmetric windows are had here by registering a memory pool, not through torch's symmetric
-memory: that has one backend a process, and `_low_contention_all_gather` needs the CUDA one.
+NCCL's symmetric windows come from a registered memory pool here, not from torch's symmetric memory.
+That has one backend a process, and `_low_contention_all_gather` needs the CUDA one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The columns of nccl-tests, and beside them the backend that is compared with."""
+"""The columns of nccl-tests, and beside them those of the backend that is compared with."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """`pg-sdma tune`: from which size on the direct route is no slower than the inner, on this machine.
 
-All sizes go direct while they are measured. A size is good enough where the direct route, in place
-and out of place, takes at most `TOLERANCE` longer than the inner and carries most calls.
+All sizes go direct while they are measured. A size is good enough if the direct route carries most
+calls and takes at most `TOLERANCE` longer than the inner, in place and out of place.
 """
 
 from __future__ import annotations
