@@ -15,7 +15,7 @@ EXPLORERS := $(addprefix tests/cpp/test_,agree.py arrival.py schedules.py)
 MINUTES ?= 10
 DEVICE ?= cpu
 
-.PHONY: setup setup-zero3 demo zero2 zero3 check test nightly soak gpu-test sanitize lint format bench clean
+.PHONY: setup setup-zero3 demo zero2 zero3 check check-unit check-explorers test nightly soak gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
 
@@ -34,9 +34,15 @@ zero3: setup-zero3
 	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_zero3.py \
 	    --device cpu --compare --batch 4 --steps 300 --out out/zero3
 
-# What one runs while editing. `test` has all of it but the lint.
-check: .venv/.ready lint
-	$(PYTEST) tests/unit $(EXPLORERS)
+# What one runs while editing, on two cores. `test` has all of it but the lint.
+check: .venv/.ready
+	$(MAKE) --jobs 2 --output-sync lint check-unit check-explorers
+
+check-unit: .venv/.ready
+	$(PYTEST) tests/unit
+
+check-explorers: .venv/.ready
+	$(PYTEST) $(EXPLORERS) -p no:cacheprovider
 
 test: .venv/.ready
 	$(PYTEST)
