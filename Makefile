@@ -10,11 +10,12 @@ PYTEST := $(BIN)/python -m pytest
 TORCHRUN := $(BIN)/python -m torch.distributed.run
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 SOURCES := $(shell find csrc -type f)
+EXPLORERS := $(addprefix tests/cpp/test_,agree.py arrival.py schedules.py)
 
 MINUTES ?= 10
 DEVICE ?= cpu
 
-.PHONY: setup setup-zero3 demo zero2 zero3 test nightly soak gpu-test sanitize lint format bench clean
+.PHONY: setup setup-zero3 demo zero2 zero3 check check-unit check-explorers test nightly soak gpu-test sanitize lint format bench clean
 
 setup: .venv/.ready
 
@@ -32,6 +33,16 @@ zero2: .venv/.ready
 zero3: setup-zero3
 	$(TORCHRUN) --standalone --nproc-per-node 2 examples/train_zero3.py \
 	    --device cpu --compare --batch 4 --steps 300 --out out/zero3
+
+# What one runs while editing, on two cores. `test` has all of it but the lint.
+check: .venv/.ready
+	$(MAKE) --jobs 2 --output-sync lint check-unit check-explorers
+
+check-unit: .venv/.ready
+	$(PYTEST) tests/unit
+
+check-explorers: .venv/.ready
+	$(PYTEST) $(EXPLORERS) -p no:cacheprovider
 
 test: .venv/.ready
 	$(PYTEST)
@@ -71,7 +82,7 @@ clean:
 
 .venv/.built: .venv/.python setup.py pyproject.toml $(SOURCES)
 	PATH="$(CURDIR)/$(BIN):$$PATH" \
-	    $(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+	    $(BIN)/python tools/install.py
 	@touch $@
 
 # The requirements of the extras that $(1) is true of, by what the installed metadata says, and without

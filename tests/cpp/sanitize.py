@@ -16,11 +16,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SANITIZERS = ("address,undefined", "thread")
 TESTS = (
-    "tests/unit/test_transport.py",
-    "tests/unit/test_schedules.py",
-    "tests/unit/test_standin.py",
-    "tests/unit/test_standin_sharing.py",
-    "tests/unit/test_standin_vote.py",
+    "tests/cpp/test_transport.py",
+    "tests/cpp/test_schedules.py",
+    "tests/standin/test_standin.py",
+    "tests/standin/test_standin_sharing.py",
+    "tests/standin/test_standin_vote.py",
 )
 
 

@@ -1,16 +1,8 @@
-"""benchmarks/gpu/copies.py: what it copies and prints, and memory of another process."""
+"""benchmarks/gpu/copies.py: what it copies and prints."""
 
 from __future__ import annotations
 
-import os
-import sys
-
-import pytest
 from copies import ONE, READ, WRITE, Copy, Memory, plan, table_of_one
-from cpp_program import SANITIZE
-from standin_programs import LIBRARY, ROOT, built, run
-
-__all__ = ["built"]  # a fixture
 
 OWN, OTHER = Memory(source=1000, output=2000), Memory(source=5000, output=6000)
 
@@ -43,32 +35,3 @@ def test_one_is_told_as_so_many_writes_by_whose_memory_it_is() -> None:
         ["1048576", "300.0", "280.0", "150.0", "2.00", "writes"],
         ["1048576", "300.0", "280.0", "300.0", "1.00", "writes"],
     ]
-
-
-BOTH_WAYS = """
-from copies import ONE, Memory, of_another_process, plan
-from cuda_driver import Driver
-
-SIZE = 1 << 16
-driver = Driver()
-own = Memory(driver.alloc(SIZE), driver.alloc(SIZE))
-mine, theirs = (bytes([n]) * SIZE for n in (7, 9))
-with of_another_process(driver, SIZE) as other:
-    driver.put(own.source, mine)
-    driver.put(other.source, theirs)
-    streams = [driver.stream() for _ in range(2)]
-    for copy in plan(ONE, 1, SIZE, own, other):
-        driver("cuMemcpyAsync", copy.to, copy.source, copy.size, streams[copy.stream])
-    for stream in streams:
-        driver("cuStreamSynchronize", stream)
-    assert driver.get(other.output, SIZE) == mine
-    assert driver.get(own.output, SIZE) == theirs
-print("both ways")
-"""
-
-
-@pytest.mark.skipif(bool(SANITIZE), reason="Python cannot load a library built with sanitizers")
-def test_memory_of_another_process_is_copied_both_ways() -> None:
-    path = os.pathsep.join([str(ROOT / "benchmarks" / "gpu"), str(ROOT / "tests" / "gpu")])
-    done = run([sys.executable, "-c", BOTH_WAYS], PG_SDMA_DRIVER=str(LIBRARY), PYTHONPATH=path)
-    assert (done.returncode, done.stdout) == (0, "both ways\n"), done.stderr

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -180,37 +176,6 @@ def test_a_gpu_in_one_line() -> None:
         "links": {"1": "NVLink", "2": "NVLink", "3": "PCIe"},
     }
     assert _gpu_line(gpu) == "GPU X, 80 GiB, 3 copy engines, NVLink to GPU 1 2, PCIe to GPU 3"
-
-
-# Without the package, which imports torch.
-LINKS = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from gpu_links import gpus
-print(json.dumps([[g.copy_engines, g.links] for g in gpus(sys.argv[2])]))
-"""
-
-
-@pytest.mark.parametrize(
-    ("link", "told"), [("nvlink", "NVLink"), ("pcie", "PCIe"), ("none", "no peer access")]
-)
-def test_links_as_the_driver_stand_in_has_them(link: str, told: str) -> None:
-    if not (shutil.which("make") and shutil.which("g++")):
-        pytest.skip("make and g++ are needed")
-    library = ROOT / "out" / "standin" / "libpgsdma_standin.so"
-    make = ["make", "-s", "-C", ROOT / "tests" / "standin", f"OUT={library.parent}", library]
-    subprocess.run(make, check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", LINKS, ROOT / "src" / "pg_sdma", library],
-        env={**os.environ, "STANDIN_DEVICES": "3", "STANDIN_LINK": link},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    everyone = range(3)
-    assert json.loads(done.stdout) == [
-        [None, {str(j): told for j in everyone if j != i}] for i in everyone
-    ]
 
 
 def test_settings_come_with_where_they_are_from() -> None:

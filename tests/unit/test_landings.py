@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pg_sdma import _C
 
 MIB = 1 << 20
-LEAST_ROOM = 128  # bytes of a peer's slice; kLeastRoom in csrc/backend/collectives/device_reducer.cpp
+LEAST_ROOM = 128  # bytes of a peer's slice; kLeastRoom in collectives/device_reducer.cpp
 
 
 @given(

@@ -2,7 +2,7 @@
 
 No AMD GPU was there. What the launch and the rounding rely on is read off the code object's
 metadata, its instructions, and what LLVM was given; and the way to the driver's handle goes to a
-stand-in for Triton's driver. From the handle on, tests/unit/test_standin.py has the launches.
+stand-in for Triton's driver. From the handle on, tests/standin/test_standin.py has the launches.
 """
 
 from __future__ import annotations

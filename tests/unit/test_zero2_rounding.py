@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import secrets
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -153,6 +154,16 @@ def rounding_script() -> ModuleType:
     return module
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Threads that spin for each other take minutes where others use the cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_a_long_sum_has_no_bias_but_with_rounding_to_nearest(tmp_path: Path) -> None:
     script = rounding_script()
     bias = script.measure(secrets.randbits(32))

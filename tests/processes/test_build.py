@@ -70,6 +70,25 @@ def test_a_compiler_with_a_static_libstdcxx_is_refused_before_it_compiles_all(tm
     assert "csrc/" not in (tmp_path / "calls").read_text()
 
 
+PIP = """
+import os, sys
+assert "--verbose" in sys.argv and sys.argv[-2:] == ["--editable", "."]
+print("  [1/2] c++ -MMD -MF /a/csrc/module.o.d -O3 -c /a/csrc/module.cpp -o /a/csrc/module.o -g1")
+print("  error: no such thing")
+sys.exit(int(os.environ["CODE"]))
+"""
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_installation_tells_each_file_and_all_that_it_said_when_it_fails(tmp_path, code):
+    (tmp_path / "pip.py").write_text(PIP)
+    told, output = run(sys.executable, "tools/install.py", PYTHONPATH=str(tmp_path), CODE=str(code))
+    assert told == code
+    assert "compiled  1 of 2: csrc/module.cpp\n" in output
+    assert ("error: no such thing" in output) == (code != 0)
+    assert ("-MMD" in output) == (code != 0)
+
+
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the sources, without what earlier builds left."""

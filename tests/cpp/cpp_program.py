@@ -51,7 +51,7 @@ def build(program: str, library: Sequence[str] = ()) -> Path:
     if not shutil.which(COMPILER):
         pytest.skip(f"no {COMPILER} here")
     compile_one = [COMPILER, *_flags()]
-    headers = sorted([*(ROOT / "tests/cpp").glob("*.h"), *(ROOT / "csrc").glob("*/*.h")])
+    headers = sorted([*(ROOT / "tests/cpp").glob("*.h"), *(ROOT / "csrc").rglob("*.h")])
     common = hashlib.sha256(repr(compile_one).encode())
     for header in headers:
         common.update(header.read_bytes())
