@@ -223,7 +223,7 @@ FAULTS = [
     Fault(
         "agreement.cpp",
         "the tickets that late ranks need are withdrawn",
-        "  parts_.memory.keep_tickets(operation.number);\n",
+        "  services_.memory.keep_tickets(operation.number);\n",
         "",
         late("held", "unmapped", "parts", "tickets"),
     ),

@@ -52,16 +52,16 @@ class Agreement::RecordsOnPage {
 
 Operation Agreement::agree(const Call& call) {
   inject::at("agree");
-  parts_.health.check_fault();
-  parts_.page.tell_core(self_.rank, this_core());
+  services_.health.check_fault();
+  services_.page.tell_core(self_.rank, this_core());
   Draft draft{call, begin(call), own_, records_, "", ""};
   describe_own(call, draft.operation);
   draft.operation.bytes = draft.own.total_bytes;
   AgreementProtocol<RecordsOnPage> protocol(self_.rank, self_.world, ring_,
-                                            parts_.engine.opens_exports() && gathers_exposed_);
+                                            services_.engine.opens_exports() && gathers_exposed_);
   protocol.start(++number_, draft.own.summary);
 
-  RecordsOnPage page(parts_.page, draft);
+  RecordsOnPage page(services_.page, draft);
   using Progress = AgreementProtocol<RecordsOnPage>::Progress;
   Operation& operation = draft.operation;
   operation.started = Clock::now();
@@ -71,7 +71,7 @@ Operation Agreement::agree(const Call& call) {
                      wait_policy_.asks_who_is_behind() ? operations_behind() : 0);
   std::shared_ptr<Queue::Marker> before;  // what the device has to do first
   const auto busy = [&] {
-    if (!before) before = parts_.queue.mark_caller();
+    if (!before) before = services_.queue.mark_caller();
     return !before->passed();
   };
   // When this rank stops waiting, or looks whether to.
@@ -81,7 +81,7 @@ Operation Agreement::agree(const Call& call) {
         timeout, protocol.waits_for_record() ? wait_policy_.until(now, busy) : wait_policy_.end());
   };
   for (;;) {
-    const uint32_t heard = parts_.page.bell(protocol.waiting_for());
+    const uint32_t heard = services_.page.bell(protocol.waiting_for());
     const Progress progress = protocol.step(page);
     if (progress == Progress::kDone) break;
     if (progress == Progress::kOpen) {
@@ -90,10 +90,11 @@ Operation Agreement::agree(const Call& call) {
       const Deadline now = Clock::now();
       const Deadline deadline = until(now);
       if (now < deadline) {
-        parts_.host.await(protocol.waiting_for(), heard, deadline, operation, /*under_way=*/false);
+        services_.host.await(protocol.waiting_for(), heard, deadline, operation,
+                             /*under_way=*/false);
       } else if (deadline == timeout) {
-        parts_.health.fail(
-            parts_.health.timed_out(operation, protocol.waiting_for(), "has not made this call"));
+        services_.health.fail(services_.health.timed_out(operation, protocol.waiting_for(),
+                                                         "has not made this call"));
       } else {
         wait_policy_.waited_in_vain();
         protocol.give_up(has_room_to_defer(operation));
@@ -101,7 +102,7 @@ Operation Agreement::agree(const Call& call) {
     }
     // The records that explain an error may be reused once this rank has consumed it.
     if (protocol.verdict().outcome == Outcome::kError && draft.mismatch.empty()) {
-      draft.mismatch = messages::mismatch(self_, parts_.page, operation.number, ring_);
+      draft.mismatch = messages::mismatch(self_, services_.page, operation.number, ring_);
     }
   }
 
@@ -109,18 +110,18 @@ Operation Agreement::agree(const Call& call) {
   if (outcome == Outcome::kDirect) wait_policy_.met();
   // Whatever the call: ranks that have deferred theirs count on this one.
   const bool maybe = outcome == Outcome::kDeferred || protocol.lapped();
-  if (parts_.page.late() > 0 && maybe && arrive(draft, protocol.lapped())) {
+  if (services_.page.late() > 0 && maybe && arrive(draft, protocol.lapped())) {
     operation.decision.direct = true;
     return std::move(operation);
   }
   if (outcome != Outcome::kDirect) {
-    parts_.memory.settle(operation.number, /*direct=*/false);
+    services_.memory.settle(operation.number, /*direct=*/false);
     operation.decision = not_direct(draft, outcome);
     return std::move(operation);
   }
   operation.decision.direct = true;
   operation.staged = staged(draft);
-  const bool has_opened = parts_.engine.opens_exports();
+  const bool has_opened = services_.engine.opens_exports();
   if (!has_opened && !operation.staged && exposes(operation)) open_all_now(draft);
   return std::move(operation);
 }
@@ -161,8 +162,9 @@ void Agreement::share(const Call& call, const Operation& operation, CallRecord& 
   const bool read_there = !always_staged(call);
   for (size_t t = 0; t < exposed.size(); ++t) {
     if (exposed[t].bytes == 0) continue;
-    if (read_there) parts_.engine.check_readable(exposed[t].data);
-    record.places[t] = parts_.memory.publish(exposed[t].data, exposed[t].bytes, operation.number);
+    if (read_there) services_.engine.check_readable(exposed[t].data);
+    record.places[t] =
+        services_.memory.publish(exposed[t].data, exposed[t].bytes, operation.number);
   }
 }
 
@@ -188,7 +190,7 @@ void Agreement::open(Draft& draft, int peer, std::chrono::milliseconds retry) {
     const size_t bytes = exposed[t].bytes;  // the same on every rank: the records agree
     if (bytes == 0) continue;
     const Place& place = draft.records[peer].places[t];
-    const Mapping found = parts_.memory.open(peer, place.export_id, operation.number, retry);
+    const Mapping found = services_.memory.open(peer, place.export_id, operation.number, retry);
     if (bytes > found.bytes || place.offset > found.bytes - bytes) {
       throw CannotShare("a tensor outside of its export");
     }
@@ -211,7 +213,7 @@ bool Agreement::open_all(Draft& draft) {
 
 void Agreement::open_all_now(Draft& draft) {
   if (open_all(draft)) return;
-  parts_.health.fail(messages::title(self_, draft.operation) + ": " + draft.why_not);
+  services_.health.fail(messages::title(self_, draft.operation) + ": " + draft.why_not);
 }
 
 // -- ranks that are late
@@ -243,47 +245,47 @@ class Agreement::ArrivalsOnPage {
 };
 
 bool Agreement::defers(const Operation& operation) const {
-  return parts_.page.late() > 0 && !operation.trial && operation.exchange.any_order();
+  return services_.page.late() > 0 && !operation.trial && operation.exchange.any_order();
 }
 
 bool Agreement::has_room_to_defer(const Operation& operation) {
   if (!defers(operation)) return false;
-  ArrivalsOnPage page(parts_.page, self_.rank, nullptr);
-  LateProtocol<ArrivalsOnPage> protocol(self_.rank, self_.world, parts_.page.late());
+  ArrivalsOnPage page(services_.page, self_.rank, nullptr);
+  LateProtocol<ArrivalsOnPage> protocol(self_.rank, self_.world, services_.page.late());
   return protocol.has_room(page, operation.number);
 }
 
 bool Agreement::arrive(Draft& draft, bool lapped) {
   Operation& operation = draft.operation;
-  LateProtocol<ArrivalsOnPage> protocol(self_.rank, self_.world, parts_.page.late());
+  LateProtocol<ArrivalsOnPage> protocol(self_.rank, self_.world, services_.page.late());
   using Progress = LateProtocol<ArrivalsOnPage>::Progress;
   using Turn = LateProtocol<ArrivalsOnPage>::Turn;
   // A call of another kind does not join either.
   const CallSummary own =
       defers(operation) ? draft.own.summary : CallSummary{CallState::kInvalid, 0};
   protocol.start(operation.number, own, lapped);
-  ArrivalsOnPage page(parts_.page, self_.rank, &draft);
+  ArrivalsOnPage page(services_.page, self_.rank, &draft);
   while (!protocol.done()) {
-    const uint32_t heard = parts_.page.bell(protocol.waiting_for());
+    const uint32_t heard = services_.page.bell(protocol.waiting_for());
     if (protocol.step(page) != Progress::kBlocked) continue;
     const int missing = protocol.waiting_for();
     if (Clock::now() >= operation.deadline()) {
-      const bool made = parts_.page.consumed(missing) >= operation.number;
-      parts_.health.fail(parts_.health.timed_out(
+      const bool made = services_.page.consumed(missing) >= operation.number;
+      services_.health.fail(services_.health.timed_out(
           operation, missing,
           made ? "has not joined this call, as this rank: of ranks whose memory cannot be shared "
                  "one can come late"
                : "has not made this call"));
     }
     // Who ends from here on, having heard the verdict, is missed at once.
-    parts_.host.await(missing, heard, operation.deadline(), operation, /*under_way=*/true);
+    services_.host.await(missing, heard, operation.deadline(), operation, /*under_way=*/true);
   }
   if (protocol.turn() == Turn::kInner) return false;
   if (protocol.turn() == Turn::kBroken) {
-    parts_.health.fail(messages::late_mismatch(self_, operation.number, draft.own,
-                                               protocol.culprit(), draft.records));
+    services_.health.fail(messages::late_mismatch(self_, operation.number, draft.own,
+                                                  protocol.culprit(), draft.records));
   }
-  parts_.memory.keep_tickets(operation.number);
+  services_.memory.keep_tickets(operation.number);
   operation.earlier.emplace();
   for (int i = 1; i < self_.world; ++i) {
     const int peer = (self_.rank + i) % self_.world;
@@ -299,9 +301,9 @@ void Agreement::open_earlier(Draft& draft) {
     try {
       open(draft, peer, PeerMemory::kStubbornly);
     } catch (const CannotShare& error) {
-      parts_.health.check_peers(draft.operation, /*under_way=*/true);  // it may have ended since
-      parts_.health.fail(messages::title(self_, draft.operation) + ": the output of rank " +
-                         std::to_string(peer) + " cannot be reached: " + error.what());
+      services_.health.check_peers(draft.operation, /*under_way=*/true);  // it may have ended since
+      services_.health.fail(messages::title(self_, draft.operation) + ": the output of rank " +
+                            std::to_string(peer) + " cannot be reached: " + error.what());
     }
   }
 }
@@ -309,7 +311,7 @@ void Agreement::open_earlier(Draft& draft) {
 uint64_t Agreement::operations_behind() const {
   uint64_t behind = 0;
   for (int rank = 0; rank < self_.world; ++rank) {
-    const uint64_t consumed = parts_.page.consumed(rank);
+    const uint64_t consumed = services_.page.consumed(rank);
     if (consumed + 1 < number_) behind = std::max(behind, number_ - 1 - consumed);
   }
   return behind;
@@ -318,21 +320,21 @@ uint64_t Agreement::operations_behind() const {
 // -- staging buffers, or peers' memory
 
 bool Agreement::may_choose(const Call& call) const {
-  return parts_.staging.any() && !call.pieces.empty() && !parts_.staging.hold(call.shard_bytes()) &&
-         !call.overlapped && !keep_staging_;
+  return services_.staging.any() && !call.pieces.empty() &&
+         !services_.staging.hold(call.shard_bytes()) && !call.overlapped && !keep_staging_;
 }
 
 bool Agreement::asks_for_pull(const Call& call) {
   if (may_choose(call)) return preference_.prefers_pull(call.shard_bytes());
-  return parts_.staging.any() && call.overlapped && !parts_.staging.hold(call.shard_bytes());
+  return services_.staging.any() && call.overlapped && !services_.staging.hold(call.shard_bytes());
 }
 
 bool Agreement::always_staged(const Call& call) const {
-  return !call.reduces() && parts_.staging.any() && parts_.staging.hold(call.shard_bytes());
+  return !call.reduces() && services_.staging.any() && services_.staging.hold(call.shard_bytes());
 }
 
 bool Agreement::staged(const Draft& draft) const {
-  if (draft.call.reduces() || !parts_.staging.any()) return false;
+  if (draft.call.reduces() || !services_.staging.any()) return false;
   if (always_staged(draft.call)) return true;
   return std::none_of(draft.records.begin(), draft.records.end(),
                       [](const CallRecord& record) { return record.pulls != 0; });

@@ -21,7 +21,7 @@ namespace pg_sdma {
 class Agreement {
  public:
   // What it asks and moves on; all of it outlives this.
-  struct Parts {
+  struct Services {
     Engine& engine;
     ControlPage& page;
     PeerMemory& memory;
@@ -32,8 +32,8 @@ class Agreement {
   };
 
   // `ring`: entries of the page for records. `keep_staging`: for tests, whatever is faster.
-  Agreement(const Membership& self, uint64_t ring, bool keep_staging, Parts parts)
-      : self_(self), ring_(ring), keep_staging_(keep_staging), parts_(parts) {}
+  Agreement(const Membership& self, uint64_t ring, bool keep_staging, Services services)
+      : self_(self), ring_(ring), keep_staging_(keep_staging), services_(services) {}
 
   // Takes the group's next number for the call and agrees on its route with all ranks. Throws
   // BadCall on every rank when any rank's arguments are bad; throws GroupFault.
@@ -45,7 +45,7 @@ class Agreement {
   // rank, or on none.
   void expose_no_gathers() { gathers_exposed_ = false; }
   // Whether all-gathers write into peers' memory, but for those of lists.
-  bool pushes() const { return parts_.engine.pushes() && gathers_exposed_; }
+  bool pushes() const { return services_.engine.pushes() && gathers_exposed_; }
 
   // How long hosts wait for peers that are late; until it is set, to the call's timeout.
   void set_wait_policy(const WaitPolicy& policy) { wait_policy_ = policy; }
@@ -96,7 +96,7 @@ class Agreement {
   const Membership self_;
   const uint64_t ring_;
   const bool keep_staging_;
-  const Parts parts_;
+  const Services services_;
   // A draft's, kept because they are long.
   CallRecord own_;
   std::vector<CallRecord> records_{static_cast<size_t>(self_.world)};

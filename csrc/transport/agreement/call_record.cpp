@@ -1,6 +1,7 @@
 #include "transport/agreement/call_record.h"
 
-#include <cstdio>
+#include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,9 @@ class Fingerprint {
 
 template <size_t N>
 void put(char (&field)[N], const std::string& text) {
-  std::snprintf(field, N, "%s", text.c_str());
+  const size_t length = std::min(text.size(), N - 1);
+  std::memcpy(field, text.data(), length);
+  field[length] = 0;
 }
 
 }  // namespace
