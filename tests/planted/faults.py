@@ -47,6 +47,7 @@ class Fault:
 
 AGREE = Program("explore_agree", ("2 3 1 0 2", "2 3 1 1 2"))
 STAGED = Program("explore_schedules", ("staged 2 2 300 1", "staged 3 4 300 1"), library=True)
+LATE = Program("explore_schedules", ("late 2 8 300 1", "late 3 8 300 1"), library=True)
 ARRIVAL = Program("explore_arrival", ("2 5 1 2", "3 2 1 1"))
 WAITS = Program("check_wait_policy", ("",), library=True)
 TICKETS = Program("check_tickets", ("",), library=True)
@@ -135,13 +136,6 @@ FAULTS = [
     ),
     Fault(
         "late_protocol.h",
-        "a late call that contradicts the others' is carried",
-        "culprit_ == rank_ && theirs.signature != own_.signature",
-        "false && theirs.signature != own_.signature",
-        ARRIVAL,
-    ),
-    Fault(
-        "late_protocol.h",
         "who lost the race for the word joins by what it saw before",
         "      return to(State::kLook);\n    }\n    earlier_",
         "      return to(State::kJoin);\n    }\n    earlier_",
@@ -218,7 +212,7 @@ FAULTS = [
         "peers read the own shard before it lies in its place",
         "write.copy_own(all);",
         "write.copy_own(all, Step::kBeside);",
-        LATE_STREAMS,
+        LATE,
     ),
     Fault(
         "agreement.cpp",
@@ -291,13 +285,6 @@ FAULTS = [
         "    own.ticket_reach = std::max<uint64_t>(own.ticket_reach, i);\n",
         "",
         TICKETS,
-    ),
-    Fault(
-        "roll_call.cpp",
-        "a rank is called once, though it has made the group again since",
-        "      roll.called[rank] = false;\n",
-        "",
-        MAKINGS,
     ),
     Fault(
         "roll_call.cpp",
