@@ -26,7 +26,7 @@ CASES = [
     for world in WORLDS
     for buffers in ([2, 4, 8] if schedule == "staged" else [8])
 ]
-RUNS = 300
+RUNS = 200
 
 
 @pytest.fixture(scope="module")
