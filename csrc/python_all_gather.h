@@ -1,5 +1,5 @@
-// Couriers that are written in Python: what transport/external_all_gather.h asks of one, as calls
-// of an object.
+// All-gathers that are written in Python: what transport/external_all_gather.h asks of one, as
+// calls of an object.
 #pragma once
 
 #include <c10/core/Device.h>
