@@ -18,7 +18,7 @@ RULES = {
     "thread-sums": ["early-done", "no-done"],
     "staged": ["no-filled", "early", "ahead"],
 }
-WORLDS = [2, 3, 4]
+WORLDS = [2, 3]  # more ranks find nothing more, and take longer
 # Staging buffers of a rank: they are used again and again where there are few.
 CASES = [
     (schedule, world, buffers)
