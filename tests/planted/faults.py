@@ -271,6 +271,13 @@ FAULTS = [
         "return false;",
         closing("makes"),
     ),
+    Fault(
+        "closing.cpp",
+        "peers' memory is closed while a stream waits",
+        "    all = idle();\n",
+        "    all = true;\n",
+        closing("waits"),
+    ),
     # -- ends
     Fault(
         "peers.cpp",
@@ -285,6 +292,20 @@ FAULTS = [
         "    own.ticket_reach = std::max<uint64_t>(own.ticket_reach, i);\n",
         "",
         TICKETS,
+    ),
+    Fault(
+        "control_page_tickets.cpp",
+        "nobody hears that a ticket has replaced another",
+        "    ++own.tickets_withdrawn;\n",
+        "",
+        TICKETS,
+    ),
+    Fault(
+        "direct_transport.cpp",
+        "a rank that leaves does not wait for what it has enqueued",
+        "while (!watchdog_->idle() && !health_.broken()",
+        "while (false && !watchdog_->idle() && !health_.broken()",
+        leaving("backlog"),
     ),
     Fault(
         "roll_call.cpp",
