@@ -30,6 +30,10 @@ class Gather {
   void enqueue(DirectTransport& transport) {
     std::memset(output_.data(), 0xA5, output_.bytes());
     std::memset(output_.data() + rank_ * kShard, rank_ + 1, kShard);
+    enqueue_again(transport);
+  }
+  // While the device may still be at the one before.
+  void enqueue_again(DirectTransport& transport) {
     const Call call = gather_in_place(output_.data(), kShard, rank_, 2, kTimeout);
     const Operation operation = transport.agree(call);
     REQUIRE(operation.decision.direct);
@@ -85,6 +89,8 @@ void waits(int rank, DirectTransport& transport, Engine& engine) {
 // Each operation ends once the next has been enqueued, or after a while.
 void makes(int rank, DirectTransport& transport, Engine& engine) {
   Gather stays(rank);
+  stays.enqueue(transport);
+  stays.check();
   auto freed = std::make_unique<Gather>(rank);
   freed->enqueue(transport);
   freed->check();
@@ -104,7 +110,7 @@ void makes(int rank, DirectTransport& transport, Engine& engine) {
   constexpr uint64_t kCalls = 300;  // of 10 ms, and more
   for (uint64_t number = 1; number <= kCalls; ++number) {
     gate.close();
-    stays.enqueue(transport);
+    stays.enqueue_again(transport);
     enqueued = number;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
