@@ -9,34 +9,35 @@ from __future__ import annotations
 import difflib
 import functools
 import logging
-import math
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from pg_sdma.setting_kinds import (
+    INNER_DEFAULTS,
+    Kind,
+    byte_count,
+    choice,
+    injections,
+    inner_names,
+    integer,
+    milliseconds,
+    operation_names,
+    switch,
+)
 
 logger = logging.getLogger("pg_sdma")
 
 PREFIX = "PG_SDMA"
 # Read by setup.py when the extension is built, and by nothing at run time.
 BUILD_VARIABLES = ("PG_SDMA_SANITIZE",)
-INNER_DEFAULTS = {"cpu": "gloo", "cuda": "nccl"}
-OPERATIONS = ("all_gather", "reduce_scatter")
 # From how many bytes on calls go direct where nothing else says so, by device type: those of
 # csrc/engine, for people to read. Named as in tuning.BOUNDS.
 DEFAULT_BOUNDS = {
     "cpu": {"all_gather": 0, "coalesced": 0, "reduce_scatter": 0},
     "cuda": {"all_gather": 4 << 20, "coalesced": 4 << 20, "reduce_scatter": 64 << 20},
 }
-
-
-@dataclass(frozen=True)
-class Kind:
-    """How the text of a variable becomes a value: `parse` raises ValueError, `allowed` says why."""
-
-    allowed: str
-    parse: Callable[[str], Any]
 
 
 @dataclass(frozen=True)
@@ -50,92 +51,7 @@ class Variable:
     agreed: bool  # must be the same on all ranks of a group
 
 
-def _choice(*words: str) -> Kind:
-    def parse(text: str) -> str:
-        if text not in words:
-            raise ValueError
-        return text
-
-    *but_last, last = (f"`{word}`" for word in words)
-    return Kind(f"{', '.join(but_last)} or {last}", parse)
-
-
-def _switch(on: str, off: str) -> Kind:
-    words = _choice(on, off)
-    return Kind(words.allowed, lambda text: words.parse(text) == on)
-
-
-def _integer(least: int, unit: str) -> Kind:
-    def parse(text: str) -> int:
-        value = int(text)
-        if value < least:
-            raise ValueError
-        return value
-
-    return Kind(f"{unit}, an integer from {least}", parse)
-
-
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
-def parse_bytes(text: str) -> int:
-    """Bytes of "64", "4K", "16M" or "1G" (powers of two). Raises ValueError for anything else."""
-    number, unit = (text[:-1], text[-1:].upper()) if text[-1:].isalpha() else (text, "")
-    if unit not in UNITS or not number.isdecimal():
-        raise ValueError(f"{text!r} is no size: give bytes, or a number with K, M or G")
-    return int(number) * UNITS[unit]
-
-
-def _bytes(least: int) -> Kind:
-    def parse(text: str) -> int:
-        value = parse_bytes(text)
-        if value < least:
-            raise ValueError
-        return value
-
-    return Kind(f"bytes from {least}, as `65536`, or with K, M or G as `64K`", parse)
-
-
-def _milliseconds(text: str) -> float:
-    value = float(text)
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError
-    return value
-
-
-_INJECTION = re.compile(
-    r"(?P<point>[a-z-]+)=(?P<action>refuse|die|stop|corrupt|late:\d+(\.\d+)?)(#[1-9]\d*)?(@\d+)?"
-)
-
-
-def _injections(text: str) -> tuple[str, ...]:
-    parts = tuple(part.strip() for part in text.split(","))
-    if not all(_INJECTION.fullmatch(part) for part in parts):
-        raise ValueError
-    return parts
-
-
-def _inner(text: str) -> dict[str, str]:
-    """Backend name by device type, of those named; a bare name is the accelerator's."""
-    inner = {}
-    for part in text.split(","):
-        device, _, name = part.strip().rpartition("=")
-        device = device or "cuda"
-        if device not in INNER_DEFAULTS or not re.fullmatch(r"[a-z]\w*", name) or name == "sdma":
-            raise ValueError
-        inner[device] = name
-    return inner
-
-
-def _operations(text: str) -> tuple[str, ...]:
-    """The operations named, in the order of OPERATIONS."""
-    named = {part.strip() for part in text.split(",")}
-    if not named <= set(OPERATIONS):
-        raise ValueError
-    return tuple(operation for operation in OPERATIONS if operation in named)
-
-
-_BIT = _switch("1", "0")
+_BIT = switch("1", "0")
 _KEY = "variable"
 
 
@@ -165,14 +81,14 @@ class Settings:
 
     enabled: bool = _variable(
         "PG_SDMA",
-        _switch("on", "off"),
+        switch("on", "off"),
         "`off` sends every call to the inner backend, for comparison. One rank with `off` turns "
         "the direct route off for its whole group.",
         default="on",
     )
     transport: str = _variable(
         "PG_SDMA_TRANSPORT",
-        _choice("auto", "peer", "mori"),
+        choice("auto", "peer", "mori"),
         "What carries direct calls. `peer`: copies between the ranks' tensors where they lie. "
         "`auto`: peer copies, but for two cases. All-gathers of CPU tensors go through at most 2 "
         "MiB of shared memory a group, where every rank has a core and the ranks are few. On AMD "
@@ -183,7 +99,7 @@ class Settings:
     )
     mori_bytes: int = _variable(
         "PG_SDMA_MORI_BYTES",
-        _bytes(1 << 17),
+        byte_count(1 << 17),
         "Memory that mori's buffers take of each GPU, until the process ends, where mori carries "
         "all-gathers. Longer shards go through them piece by piece.",
         default=str(512 << 20),
@@ -201,7 +117,7 @@ class Settings:
         "PG_SDMA_INNER",
         Kind(
             "a backend for GPU tensors, or `device=backend` pairs such as `cpu=gloo,cuda=gloo`",
-            _inner,
+            inner_names,
         ),
         "The wrapped backends (the inner). They carry every other operation and what does not go "
         "direct.",
@@ -211,7 +127,10 @@ class Settings:
     )
     ops: tuple[str, ...] = _variable(
         "PG_SDMA_OPS",
-        Kind("one or both of `all_gather` and `reduce_scatter`, with a comma between", _operations),
+        Kind(
+            "one or both of `all_gather` and `reduce_scatter`, with a comma between",
+            operation_names,
+        ),
         "The operations that may go direct. Direct reduce-scatters round differently from the "
         "inner's: see [reduce_scatter.md](reduce_scatter.md).",
         default="all_gather",
@@ -219,14 +138,14 @@ class Settings:
     )
     landing_bytes: int = _variable(
         "PG_SDMA_LANDING_BYTES",
-        _bytes(4096),
+        byte_count(4096),
         "What a direct reduce-scatter may allocate, whatever its size and the number of ranks; "
         "for GPU tensors, on the GPU.",
         default=str(64 << 20),
     )
     min_bytes: int | None = _variable(
         "PG_SDMA_MIN_BYTES",
-        _bytes(0),
+        byte_count(0),
         "From which size on calls go direct: of an all-gather's output, or a reduce-scatter's "
         "input. Smaller ones go to the inner. Where it is set, no tuning file is read.",
         means="what `pg-sdma tune` measured; else for GPU tensors "
@@ -245,7 +164,7 @@ class Settings:
     )
     patience_ms: float | None = _variable(
         "PG_SDMA_PATIENCE_MS",
-        Kind("milliseconds, above 0", _milliseconds),
+        Kind("milliseconds, above 0", milliseconds),
         "How long a rank's host waits in a call until its peers have made the same call. Then they "
         "count as late. `PG_SDMA_LATE` says what becomes of an all-gather; other late calls go to "
         "the inner on all ranks.",
@@ -255,7 +174,7 @@ class Settings:
     )
     late: str = _variable(
         "PG_SDMA_LATE",
-        _choice("direct", "inner"),
+        choice("direct", "inner"),
         "What becomes of a late all-gather. `direct`, on NVIDIA GPUs: every rank enqueues its part "
         "when it makes the call, and the device waits for the others, as with NCCL's kernels. That "
         "holds for `all_gather_into_tensor` and its coalesced form, and for groups of at most 16 "
@@ -282,7 +201,7 @@ class Settings:
     )
     ring: int = _variable(
         "PG_SDMA_RING",
-        _integer(2, "slots"),
+        integer(2, "slots"),
         "Operations for which the ranks of a group can hold records at a time. For tests.",
         default="16",
         agreed=True,
@@ -307,7 +226,7 @@ class Settings:
     )
     trace_entries: int = _variable(
         "PG_SDMA_TRACE_ENTRIES",
-        _integer(0, "collectives"),
+        integer(0, "collectives"),
         "How many of its last collectives a group remembers for each device type, for "
         "`pg_sdma.flight_record()`. 0 remembers nothing.",
         default="512",
@@ -323,7 +242,7 @@ class Settings:
         "PG_SDMA_INJECT",
         Kind(
             "`point=action`, with `#n` for the n-th time and `@rank`, or several with commas",
-            _injections,
+            injections,
         ),
         "Faults on purpose, for tests: docs/reliability.md has the points. An action is `refuse`, "
         "`die`, `stop`, `corrupt` or `late:seconds`.",

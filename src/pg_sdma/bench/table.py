@@ -8,11 +8,11 @@ from typing import Any
 
 from pg_sdma.bench.measure import Times
 from pg_sdma.bench.operation import Operation
-from pg_sdma.settings import parse_bytes
+from pg_sdma.setting_kinds import parse_bytes
 
 
 def parse_size(text: str) -> int:
-    """As settings.parse_bytes, of one byte or more."""
+    """As setting_kinds.parse_bytes, of one byte or more."""
     if (size := parse_bytes(text)) < 1:
         raise ValueError(f"{text!r} is no size: give one byte or more")
     return size
