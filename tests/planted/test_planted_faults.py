@@ -1,7 +1,7 @@
 """Faults, planted one at a time into a copy of the sources: a program of the suite fails on each.
 
 What keeps a rule of the protocol or of the streams is a few characters, and a rule that no test
-misses will be lost. faults.py is the list.
+misses will be lost. faults.py is the list, programs.py what notices them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faults import FAULTS, Fault, Program
+from faults import FAULTS, Fault
+from programs import Program
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60  # for a program, which takes a few

@@ -119,6 +119,8 @@ void makes(int rank, DirectTransport& transport, Engine& engine) {
   releases.join();
   gate.open();
   stays.check();
+  stays.enqueue(transport);
+  stays.check();
 }
 
 void again(int rank, DirectTransport& transport) {

@@ -5,6 +5,7 @@
 //   run-ahead    rank 0 makes more calls than are deferred before rank 1 makes its first: its host
 //                waits for the first few, for none of the others, and the last go to the inner
 //   unreachable  three ranks, of which the second to come cannot share its output
+//   first        two ranks, of which the first to come cannot: the inner's, so that no host waits
 //   strangers    three ranks, of which the second and the third to come cannot
 //   import       rank 1 comes late, and cannot open what rank 0 shares
 //   retry        the same, but only the first time
@@ -138,6 +139,13 @@ void unreachable(int rank, DirectTransport& transport) {
   REQUIRE(carry(transport, gather.call) == Went::kInOrderOfArrival);
   REQUIRE(cuStreamSynchronize(caller) == 0);
   gather.check();
+}
+
+void first(int rank, DirectTransport& transport) {
+  std::this_thread::sleep_for(rank * kLate);
+  Gather gather(rank, 2, 0, false);
+  if (rank == 0) gather.call.unable = "made so on purpose";
+  REQUIRE(carry(transport, gather.call) == Went::kInner);
 }
 
 void strangers(int rank, DirectTransport& transport) {
@@ -336,6 +344,8 @@ int main(int argc, char** argv) {
       run_ahead(rank, *transport);
     } else if (which == "unreachable") {
       unreachable(rank, *transport);
+    } else if (which == "first") {
+      first(rank, *transport);
     } else if (which == "strangers") {
       strangers(rank, *transport);
     } else if (which == "parts") {

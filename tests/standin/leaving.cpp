@@ -97,7 +97,7 @@ class Rank {
       });
     }
     transport_->drain();
-    if (which_ == "backlog" || which_ == "apart" || late_) REQUIRE(complete());
+    if (which_ == "backlog" || which_ == "apart" || which_ == "late") REQUIRE(complete());
     if (beside.joinable()) beside.join();
     transport_.reset();
     if (which_ == "failed") std::_Exit(0);  // nothing on its device goes on

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <deque>
 #include <random>
+#include <thread>
 
 #include "group.h"
 
@@ -27,6 +28,7 @@ constexpr uint64_t kMostLandings = 4;
 constexpr size_t kGuard = 64;
 constexpr unsigned char kPoison = 0xA5;
 constexpr std::chrono::milliseconds kTimeout{60000};
+constexpr std::chrono::milliseconds kSlow{1};
 
 enum class Type : uint32_t { kFloat, kBfloat16 };
 size_t size_of(Type type) { return type == Type::kFloat ? 4 : 2; }
@@ -73,6 +75,8 @@ void sum(void** arguments) {
   const auto kind = std::bit_cast<Kind>(word(6));
   const auto factor = static_cast<float>(std::bit_cast<double>(word(5)));
   REQUIRE(reinterpret_cast<uintptr_t>(landing) % kMostElement == 0);
+  // Some sums are slow, so that whoever does not wait for one is seen.
+  if (word(0) / kGuard % 4 == 0) std::this_thread::sleep_for(kSlow);
   for (size_t i = 0; i < word(4); ++i) {
     float total = 0;
     for (int rank = 0; rank < kind.world; ++rank) {

@@ -212,6 +212,7 @@ def test_20000_random_gathers_in_order_of_arrival(ranks: int, queues: int, tmp_p
     [
         "run-ahead",
         "unreachable",
+        "first",
         "tickets",
         "unmapped",
         "parts",
